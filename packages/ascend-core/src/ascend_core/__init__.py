@@ -1,0 +1,52 @@
+"""What features are built on: devices, transfers, storage, saved tensors, measurement.
+
+Importing this package imports no torch: every public name is imported when it is first read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ascend_core._lazy import lazy_exports
+
+# The one list of public names: each with the module that defines it.
+_EXPORTS = {
+    "__version__": "ascend_core._version",
+    "AscendError": "ascend_core.errors",
+    "BudgetExceededError": "ascend_core.errors",
+    "ConfigError": "ascend_core.errors",
+    "DeviceUnavailableError": "ascend_core.errors",
+    "Feature": "ascend_core.feature",
+    "FeatureError": "ascend_core.errors",
+    "FeatureNotFoundError": "ascend_core.errors",
+    "Handle": "ascend_core.feature",
+    "HostMemoryError": "ascend_core.errors",
+    "MeasurementError": "ascend_core.errors",
+    "ReplayError": "ascend_core.errors",
+    "StorageError": "ascend_core.errors",
+    "UnavailableError": "ascend_core.errors",
+    "discover": "ascend_core.feature",
+    "get_feature": "ascend_core.feature",
+}
+
+__all__ = list(_EXPORTS)
+
+if TYPE_CHECKING:
+    from ascend_core._version import __version__ as __version__
+    from ascend_core.errors import AscendError as AscendError
+    from ascend_core.errors import BudgetExceededError as BudgetExceededError
+    from ascend_core.errors import ConfigError as ConfigError
+    from ascend_core.errors import DeviceUnavailableError as DeviceUnavailableError
+    from ascend_core.errors import FeatureError as FeatureError
+    from ascend_core.errors import FeatureNotFoundError as FeatureNotFoundError
+    from ascend_core.errors import HostMemoryError as HostMemoryError
+    from ascend_core.errors import MeasurementError as MeasurementError
+    from ascend_core.errors import ReplayError as ReplayError
+    from ascend_core.errors import StorageError as StorageError
+    from ascend_core.errors import UnavailableError as UnavailableError
+    from ascend_core.feature import Feature as Feature
+    from ascend_core.feature import Handle as Handle
+    from ascend_core.feature import discover as discover
+    from ascend_core.feature import get_feature as get_feature
+else:
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -1,0 +1,3 @@
+"""The version of ascend-core."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+"""The version of ascend-ddp."""
+
+__version__ = "0.1.0"

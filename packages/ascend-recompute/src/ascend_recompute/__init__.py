@@ -1,0 +1,28 @@
+"""Rebuild activations just before backward needs them, instead of keeping them.
+
+Importing this package imports no torch: every public name is imported when it is first read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ascend_core._lazy import lazy_exports
+
+# The one list of public names: each with the module that defines it.
+_EXPORTS = {
+    "__version__": "ascend_recompute._version",
+    "CheckpointWithoutOutput": "ascend_recompute.without_output",
+    "RecomputeActivationConfig": "ascend_recompute.config",
+    "recompute_activation": "ascend_recompute.activation",
+}
+
+__all__ = list(_EXPORTS)
+
+if TYPE_CHECKING:
+    from ascend_recompute._version import __version__ as __version__
+    from ascend_recompute.activation import recompute_activation as recompute_activation
+    from ascend_recompute.config import RecomputeActivationConfig as RecomputeActivationConfig
+    from ascend_recompute.without_output import CheckpointWithoutOutput as CheckpointWithoutOutput
+else:
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
