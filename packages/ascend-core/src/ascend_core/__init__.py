@@ -22,11 +22,15 @@ _EXPORTS = {
     "Handle": "ascend_core.feature",
     "HostMemoryError": "ascend_core.errors",
     "MeasurementError": "ascend_core.errors",
+    "MemoryTimeline": "ascend_core.memory",
+    "PeakMeasurement": "ascend_core.memory",
     "ReplayError": "ascend_core.errors",
     "StorageError": "ascend_core.errors",
     "UnavailableError": "ascend_core.errors",
     "discover": "ascend_core.feature",
     "get_feature": "ascend_core.feature",
+    "measure_peak": "ascend_core.memory",
+    "plot_timelines": "ascend_core.memory",
 }
 
 __all__ = list(_EXPORTS)
@@ -48,5 +52,9 @@ if TYPE_CHECKING:
     from ascend_core.feature import Handle as Handle
     from ascend_core.feature import discover as discover
     from ascend_core.feature import get_feature as get_feature
+    from ascend_core.memory import MemoryTimeline as MemoryTimeline
+    from ascend_core.memory import PeakMeasurement as PeakMeasurement
+    from ascend_core.memory import measure_peak as measure_peak
+    from ascend_core.memory import plot_timelines as plot_timelines
 else:
     __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -1,0 +1,8 @@
+"""Measures memory: peaks, what is held, timelines, and who holds it."""
+
+from __future__ import annotations
+
+from ascend_core.memory.measure import PeakMeasurement, measure_peak
+from ascend_core.memory.timeline import MemoryTimeline, plot_timelines
+
+__all__ = ["MemoryTimeline", "PeakMeasurement", "measure_peak", "plot_timelines"]
