@@ -76,12 +76,11 @@ class Run:
         return statistics.fmean(self.losses[-third:]) < statistics.fmean(self.losses[:third])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run as JSON values; a loss that is no finite number becomes null."""
+        """Return the run as JSON values; a number that is not finite becomes null."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        losses = [loss if math.isfinite(loss) else None for loss in self.losses]
-        report = {key: _plain_value(value) for key, value in self.report.items()}
-        final_loss = losses[-1] if losses else None
-        return fields | {"losses": losses, "final_loss": final_loss, "report": report}
+        return {name: _json_value(value) for name, value in fields.items()} | {
+            "final_loss": _json_value(self.final_loss)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,8 @@ class DemoResult:
         torch_version: The PyTorch that ran.
         parameters: Number of parameters of the model.
         runs: The plain run first.
-        timelines: Memory over time of the runs whose memory was measured, by name.
+        timelines: Memory over time, by what is written over it in the picture: the run's name,
+            and how it ended when it did not finish.
     """
 
     settings: DemoSettings
@@ -144,6 +144,12 @@ class DemoResult:
         }
 
 
-def _plain_value(value: object) -> object:
-    """Keep what JSON knows, and name what it does not."""
-    return value if isinstance(value, bool | int | str | None) else str(value)
+def _json_value(value: object) -> object:
+    """Keep what JSON knows, and name the rest."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

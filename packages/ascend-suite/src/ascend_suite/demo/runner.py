@@ -27,7 +27,7 @@ from ascend_core.rng import RngState
 from ascend_core.device import Backend, backend_of, current_backend, device_of
 from ascend_core.errors import UnavailableError
 from ascend_core.feature import Feature
-from ascend_core.memory import PeakMeasurement, measure_peak
+from ascend_core.memory import MemoryTimeline, PeakMeasurement, measure_peak
 from ascend_suite.demo.choice import choose_features
 from ascend_suite.demo.corpus import Batch, corpus, draw_batches
 from ascend_suite.demo.result import PLAIN, DemoResult, Run, Status
@@ -93,7 +93,7 @@ def run_demo(
         torch_version=torch.__version__,
         parameters=max(variant.parameters for variant in variants),
         runs=tuple(_as_run(variant, variants[0]) for variant in variants),
-        timelines={v.name: v.memory.timeline for v in variants if v.memory is not None},
+        timelines=_timelines(variants),
     )
 
 
@@ -217,6 +217,18 @@ def _as_run(variant: _Variant, plain: _Variant) -> Run:
         bitwise_equal=difference is None,
         difference=difference,
     )
+
+
+def _timelines(variants: Sequence[_Variant]) -> dict[str, MemoryTimeline]:
+    """Name the timelines; that of a run that broke off for want of memory says so."""
+    found = {}
+    for variant in variants:
+        if variant.memory is None or variant.status is Status.NOT_AVAILABLE:
+            continue
+        finished = variant.status is Status.FINISHED
+        title = variant.name if finished else f"{variant.name}, {variant.status.value}"
+        found[title] = variant.memory.timeline
+    return found
 
 
 def _status_of(error: Exception) -> Status | None:

@@ -12,6 +12,8 @@ __all__ = ["HEAD_SIZE", "DemoSettings"]
 HEAD_SIZE = 32
 """Channels of one attention head in the demo's model."""
 
+_SEEDS = 2**63
+
 
 @dataclasses.dataclass(frozen=True)
 class DemoSettings:
@@ -58,6 +60,12 @@ class DemoSettings:
         self._require_at_least("steps", 2, "a loss can only fall from one step to a later one")
         self._require_at_least("timed_steps", 1, "there would be nothing to time")
         self._require_at_least("seed", 0, "random generators take seeds that are not negative")
+        if self.seed >= _SEEDS:
+            raise ConfigError(
+                f"seed is {self.seed}.",
+                why="random generators take 63 bits.",
+                instead=f"choose a whole number below {_SEEDS}.",
+            )
         if self.hidden % HEAD_SIZE:
             lower = max(HEAD_SIZE, self.hidden // HEAD_SIZE * HEAD_SIZE)
             raise ConfigError(
