@@ -21,6 +21,9 @@ _EXPORTS = {
     "FeatureNotFoundError": "ascend_core.errors",
     "Handle": "ascend_core.feature",
     "HostMemoryError": "ascend_core.errors",
+    "Kind": "ascend_core.memory",
+    "LiveStorage": "ascend_core.memory",
+    "LiveStorages": "ascend_core.memory",
     "MeasurementError": "ascend_core.errors",
     "MemoryTimeline": "ascend_core.memory",
     "PeakMeasurement": "ascend_core.memory",
@@ -31,6 +34,7 @@ _EXPORTS = {
     "get_feature": "ascend_core.feature",
     "measure_peak": "ascend_core.memory",
     "plot_timelines": "ascend_core.memory",
+    "track_live": "ascend_core.memory",
 }
 
 __all__ = list(_EXPORTS)
@@ -52,9 +56,13 @@ if TYPE_CHECKING:
     from ascend_core.feature import Handle as Handle
     from ascend_core.feature import discover as discover
     from ascend_core.feature import get_feature as get_feature
+    from ascend_core.memory import Kind as Kind
+    from ascend_core.memory import LiveStorage as LiveStorage
+    from ascend_core.memory import LiveStorages as LiveStorages
     from ascend_core.memory import MemoryTimeline as MemoryTimeline
     from ascend_core.memory import PeakMeasurement as PeakMeasurement
     from ascend_core.memory import measure_peak as measure_peak
     from ascend_core.memory import plot_timelines as plot_timelines
+    from ascend_core.memory import track_live as track_live
 else:
     __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -35,6 +35,7 @@ class CpuRecorder:
 
     def __init__(self) -> None:
         self.baseline_bytes = 0
+        self.peak_bytes = 0
         self._census: Census | None = None
         self._started_ns = 0
 
@@ -67,7 +68,9 @@ class CpuRecorder:
         assert self._census is not None, "stop() without start()"
         changes = [*_changes(_memory_events(result)), *((t, -n) for t, n in self._census.close())]
         changes.sort(key=lambda change: change[0])
-        return _add_up(changes, self._started_ns, stopped_ns)
+        timeline = _add_up(changes, self._started_ns, stopped_ns)
+        self.peak_bytes = timeline.peak
+        return timeline
 
 
 def _start_profiler() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
+from ascend_core.device import current_backend, device_of
 from ascend_core.errors import MeasurementError
+from ascend_core.memory._allocator import AllocatorRecorder
 from ascend_core.memory._profiler import CpuRecorder
 from ascend_core.memory.timeline import MemoryTimeline
 
@@ -79,22 +80,14 @@ class PeakMeasurement:
         self._timeline = timeline
 
 
-class _Recorder(Protocol):
-    baseline_bytes: int
-
-    def start(self) -> None: ...
-
-    def stop(self) -> MemoryTimeline: ...
-
-
 @contextmanager
 def measure_peak(device: torch.device | str | None = None) -> Iterator[PeakMeasurement]:
     """Measure the memory of one device while a block runs.
 
     On CPU: PyTorch's profiler, memory events only (see the notes in `memory/_profiler.py` for
     its cost and its limits); garbage is collected first; one measurement at a time. On cuda and
-    npu: the allocator's `active_bytes`, which counts blocks that still wait for a stream; its
-    peak counter is reset.
+    npu: the allocator's `active_bytes`, which counts blocks that still wait for a stream. Resets
+    the allocator's peak counters; makes no stream wait.
 
         with measure_peak() as memory:
             train()
@@ -110,16 +103,12 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[PeakMeasu
         MeasurementError: When a measurement or a profiler already runs on this thread, or when
             somebody resets the allocator's peak counter within the block.
     """
-    chosen = _resolve(device)
-    recorder = CpuRecorder()
+    chosen = current_backend().device() if device is None else device_of(device)
+    recorder = CpuRecorder() if chosen.type == "cpu" else AllocatorRecorder(chosen)
     measurement = PeakMeasurement(chosen)
     recorder.start()
     try:
         yield measurement
     finally:
         timeline = recorder.stop()
-        measurement._fill(recorder.baseline_bytes, timeline.peak, timeline)
-
-
-def _resolve(device: torch.device | str | None) -> torch.device:
-    return torch.device("cpu") if device is None else torch.device(device)
+        measurement._fill(recorder.baseline_bytes, recorder.peak_bytes, timeline)

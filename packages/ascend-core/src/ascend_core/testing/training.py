@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ascend_core.device import available_backends, backend_of, get_backend
 from ascend_core.errors import ConfigError
 
 __all__ = ["RunRecord", "StepRecord", "random_states", "record_run"]
@@ -139,19 +140,12 @@ def random_states(devices: tuple[torch.device, ...] | None = None) -> dict[str, 
     """The position of PyTorch's global generators, by device; all of them when left out.
 
     Returns:
-        `uint8` tensors on the CPU, `"cpu"` first.
+        `uint8` tensors on the CPU.
     """
-    states = {"cpu": torch.get_rng_state()}
-    if devices is None and torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        assert kind is not None
-        count = torch.accelerator.device_count()
-        devices = tuple(torch.device(kind.type, index) for index in range(count))
-    for device in devices or ():
-        if device.type != "cpu":
-            module = torch.get_device_module(device)
-            states[str(device)] = module.get_rng_state(device).cpu()
-    return states
+    if devices is None:
+        found = [get_backend(name) for name in available_backends()]
+        devices = tuple(b.device(n) for b in found for n in range(b.device_count()))
+    return {str(device): backend_of(device).get_rng_state(device) for device in devices}
 
 
 def _record(
