@@ -47,9 +47,9 @@ def checkpoint_mlps(model: GPT, options: Options) -> Undo:
     return Undo(undo)
 
 
-def bend_one_gradient(model: GPT, options: Options) -> Undo:
+def negate_one_gradient(model: GPT, options: Options) -> Undo:
     weight = model.blocks[0].self_attention.output.weight
-    return Undo(weight.register_hook(lambda grad: grad * 1.001).remove)
+    return Undo(weight.register_hook(torch.neg).remove)
 
 
 def climb(model: GPT, options: Options) -> Undo:
@@ -96,8 +96,8 @@ def _feature(
 
 
 HONEST = _feature("honest", checkpoint_mlps)
-WRONG = _feature("wrong", bend_one_gradient)
-OPENLY_WRONG = _feature("openly-wrong", bend_one_gradient, bitwise=False)
+WRONG = _feature("wrong", negate_one_gradient)
+OPENLY_WRONG = _feature("openly-wrong", negate_one_gradient, bitwise=False)
 CLIMBING = _feature("climbing", climb, bitwise=False)
 GREEDY = _feature("greedy", want_a_petabyte)
 ABSENT = _feature("absent", want_other_hardware)

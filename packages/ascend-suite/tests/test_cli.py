@@ -13,7 +13,7 @@ import ascend_core
 import ascend_suite
 from ascend_suite.cli import main
 
-TINY = ["demo", "--layers", "1", "--hidden", "32", "--seq", "32", "--batch", "4", "--steps", "6", "--device", "cpu"]
+TINY = ["demo", "--layers=1", "--hidden=32", "--seq=32", "--batch=4", "--steps=6", "--device=cpu"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

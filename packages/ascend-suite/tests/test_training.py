@@ -70,9 +70,9 @@ def test_a_feature_that_cannot_be_turned_on_leaves_no_other_on(
     def note(module: torch.nn.Module, *_: object) -> None:
         modules.append(module)
 
-    with torch.nn.modules.module.register_module_module_registration_hook(note):
-        with pytest.raises(ConfigError, match="no such layer"):
-            Training(tiny, CPU, (features.HONEST, features.PICKY))
+    watch = torch.nn.modules.module.register_module_module_registration_hook(note)
+    with watch, pytest.raises(ConfigError, match="no such layer"):
+        Training(tiny, CPU, (features.HONEST, features.PICKY))
     assert any(type(module) is GatedMLP for module in modules)
     assert not any(isinstance(module, features.CheckpointedMLP) for module in modules)
 
