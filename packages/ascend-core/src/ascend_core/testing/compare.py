@@ -74,7 +74,7 @@ def compare_runs(plain: RunRecord, changed: RunRecord) -> Difference | None:
         if found is not None:
             return found
     if len(plain.steps) != len(changed.steps):
-        done = f"{len(plain.steps)} steps against {len(changed.steps)}"
+        done = f"{len(plain.steps)} against {len(changed.steps)}"
         return Difference(min(len(plain.steps), len(changed.steps)), "number of", "steps", done)
     return None
 

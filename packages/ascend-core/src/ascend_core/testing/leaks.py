@@ -69,6 +69,7 @@ def alive_after(
     with _collector_off(stay_on=gc_enabled):
         for _ in range(warmup):
             step()
+        gc.collect()
         before = live_storage_count(device)
         with measure_peak(device) as memory:
             for _ in range(steps):
