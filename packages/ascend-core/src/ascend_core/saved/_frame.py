@@ -1,0 +1,114 @@
+"""One pair of saved-tensor hooks on one thread, and the keepers at work under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ascend_core.saved._packed import Packed, PackedParameter, Passed
+from ascend_core.saved._records import StorageRecord, StorageTable
+from ascend_core.saved.keeper import Keeper, Session
+
+Hooks = tuple[Callable[[Tensor], object], Callable[[object], Tensor]]
+
+
+class Frame:
+    """A pushed pair of hooks: what it saw, and who decides.
+
+    [Note: a frame over somebody else's hooks]
+    A frame that is opened over a foreign pair (a user's own hooks, `save_on_cpu`, a non-reentrant
+    checkpoint) hands it what no keeper claims. A checkpoint counts what it is offered in forward
+    and again in its recomputation, and wants the same sequence. So a frame begins with an empty
+    table, whatever frames are open further out: its decisions depend only on what happens inside
+    it, and come out the same both times.
+
+    Attributes:
+        table: The storages that this frame has seen and that are still alive.
+        serial: How many tensors were saved in this frame.
+        latest: The record of the storage that was saved last.
+        over_foreign: Whether somebody else's pair of hooks is below.
+    """
+
+    def __init__(self, below: Hooks | None) -> None:
+        self.table = StorageTable()
+        self.serial = 0
+        self.latest: StorageRecord | None = None
+        self.over_foreign = below is not None
+        self._below = below
+        self._sessions: dict[Keeper, Session] = {}
+        # Innermost region first; a keeper that was entered twice stands once, where it stood.
+        self._order: list[tuple[Keeper, Session]] = []
+        self._entered: dict[Keeper, int] = {}
+        # One bound method, so that the pair on top of PyTorch's stack can be told by identity.
+        self.hooks: Hooks = (self._pack, _unpack)
+
+    def session(self, keeper: Keeper) -> Session:
+        """The keeper's work in this frame, begun when it is first asked for."""
+        session = self._sessions.get(keeper)
+        if session is None:
+            session = self._sessions[keeper] = keeper.open(self)
+        return session
+
+    def enter(self, keeper: Keeper) -> None:
+        """Offer saved tensors to `keeper`, before those of the regions further out."""
+        count = self._entered.get(keeper, 0)
+        self._entered[keeper] = count + 1
+        if count == 0:
+            self._order.insert(0, (keeper, self.session(keeper)))
+
+    def leave(self, keeper: Keeper) -> None:
+        """Undo one `enter`."""
+        count = self._entered[keeper] - 1
+        self._entered[keeper] = count
+        if count == 0:
+            self._order = [pair for pair in self._order if pair[0] is not keeper]
+
+    def close(self) -> None:
+        """End every session and forget what was seen."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._order.clear()
+        self.table.clear()
+
+    def _pack(self, tensor: Tensor) -> object:
+        if isinstance(tensor, torch.nn.Parameter):
+            return PackedParameter(tensor) if self._below is None else self._pass_down(tensor)
+        try:
+            record = self.table.track(tensor)
+        except NotImplementedError:  # no storage to speak of (sparse): keep it as it is
+            return tensor.detach()
+        self.serial += 1
+        packed = self._decide(tensor, record)
+        record.note(packed)
+        self.latest = record
+        return packed
+
+    def _decide(self, tensor: Tensor, record: StorageRecord) -> Packed | Passed:
+        for keeper, session in self._order:
+            if keeper.moves and (self.over_foreign or _backward_runs()):
+                continue
+            claim = session.claim(tensor, record)
+            if claim is not None:
+                packed = Packed(tensor, self.serial)
+                packed.hand_over(claim)
+                return packed
+        return Packed(tensor, self.serial) if self._below is None else self._pass_down(tensor)
+
+    def _pass_down(self, tensor: Tensor) -> Passed:
+        assert self._below is not None
+        pack, unpack = self._below
+        return Passed(tensor, self.serial, pack(tensor), unpack)
+
+
+def _backward_runs() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _unpack(packed: object) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    assert isinstance(packed, (Packed, PackedParameter, Passed))
+    return packed.get()

@@ -1,0 +1,107 @@
+"""Entering and leaving the reach of keepers."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import torch
+
+from ascend_core.saved._frame import Frame, Hooks
+from ascend_core.saved.keeper import Keeper
+
+
+class _Frames(threading.local):
+    """The frames that are open on this thread; empty when no region is."""
+
+    def __init__(self) -> None:
+        self.stack: list[Frame] = []
+
+
+# Hook stacks are per thread in PyTorch, so this one is too.
+_FRAMES = _Frames()
+
+
+class Region:
+    """A context manager in which `keepers` decide about saved tensors.
+
+    Entering costs nothing where nothing is saved (grad mode off, inference mode, inside
+    `torch.func` transforms, while `torch.compile` traces). Otherwise the region joins the frame
+    that is open on this thread, or opens one when there is none or when somebody else's hooks
+    were entered since.
+    """
+
+    __slots__ = ("_frame", "_keepers", "_opened")
+
+    def __init__(self, *keepers: Keeper) -> None:
+        self._keepers = keepers
+        self._frame: Frame | None = None
+        self._opened = False
+
+    @property
+    def frame(self) -> Frame | None:
+        """The frame that this region works in; None while it is not entered or has no effect."""
+        return self._frame
+
+    def __enter__(self) -> Region:
+        assert self._frame is None, "a Region is entered once at a time"
+        if not _tensors_are_saved():
+            return self
+        top = _top_hooks()
+        stack = _FRAMES.stack
+        if not (stack and top is not None and top[0] is stack[-1].hooks[0]):
+            frame = Frame(top)
+            torch._C._autograd._push_saved_tensors_default_hooks(*frame.hooks)
+            stack.append(frame)
+            self._opened = True
+        self._frame = stack[-1]
+        for keeper in reversed(self._keepers):
+            self._frame.enter(keeper)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        frame, self._frame = self._frame, None
+        if frame is None:
+            return
+        for keeper in self._keepers:
+            frame.leave(keeper)
+        if self._opened:
+            self._opened = False
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            assert _FRAMES.stack.pop() is frame, "regions are left in the order of entering"
+            frame.close()
+
+
+def region(*keepers: Keeper) -> Region:
+    """Let keepers decide what becomes of each tensor that autograd saves inside the block.
+
+    Args:
+        keepers: Asked in this order, and before the keepers of regions further out.
+
+    Returns:
+        A context manager, to be entered once.
+
+    Example:
+        >>> with region(keeper):
+        ...     loss = model(batch)
+        >>> loss.backward()
+    """
+    return Region(*keepers)
+
+
+def _tensors_are_saved() -> bool:
+    return (
+        torch.is_grad_enabled()
+        and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _top_hooks() -> Hooks | None:
+    hooks: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks

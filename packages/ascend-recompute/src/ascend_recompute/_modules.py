@@ -1,0 +1,118 @@
+"""Finding the modules that a verb works on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from torch import nn
+
+from ascend_core.errors import ConfigError
+
+_MLP_NAMES = ("mlp", "ffn", "feedforward", "feed_forward")
+_ACTIVATIONS = (
+    nn.GELU, nn.SiLU, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Tanh,
+    nn.Sigmoid, nn.Softplus, nn.Hardswish, nn.Hardtanh, nn.GLU, nn.PReLU,
+)  # fmt: skip
+
+Named = dict[str, nn.Module]
+
+
+def select(
+    model: nn.Module,
+    wanted: Sequence[str | type[nn.Module]] | None,
+    layers: Sequence[int] | None,
+) -> Named:
+    """The modules that were asked for, by qualified name, in the order of the model.
+
+    Raises:
+        ConfigError: When a name, type or position matches nothing, or nothing looks like an MLP.
+    """
+    found = _find_mlps(model) if wanted is None else _find(model, wanted)
+    if layers is None:
+        return found
+    names = list(found)
+    beyond = [layer for layer in layers if layer >= len(names)]
+    if beyond:
+        raise ConfigError(
+            f"layers asks for {', '.join(map(str, beyond))}, and there are {len(names)} modules.",
+            why=f"they are counted from 0: {_some(names)}.",
+            instead=f"use positions from 0 to {len(names) - 1}.",
+        )
+    chosen = set(layers)
+    return {name: found[name] for position, name in enumerate(names) if position in chosen}
+
+
+def _find(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
+    matches: dict[str | type[nn.Module], Named] = {one: {} for one in wanted}
+    for name, module in model.named_modules():
+        for one, found in matches.items():
+            if _matches(one, name, module):
+                found[name] = module
+    for one, found in matches.items():
+        if not found:
+            raise _nothing_matches(model, one)
+    taken = {name for found in matches.values() for name in found}
+    return {name: module for name, module in model.named_modules() if name in taken}
+
+
+def _matches(wanted: str | type[nn.Module], name: str, module: nn.Module) -> bool:
+    if isinstance(wanted, type):
+        return isinstance(module, wanted)
+    return wanted in (name, name.rpartition(".")[2]) and name != ""
+
+
+def _find_mlps(model: nn.Module) -> Named:
+    """The outermost modules that look like an MLP."""
+    found: Named = {}
+    for name, module in model.named_modules():
+        inside_another = any(name.startswith(f"{outer}.") for outer in found)
+        if not inside_another and _looks_like_mlp(name, module):
+            found[name] = module
+    if not found:
+        raise ConfigError(
+            f"no module of this {type(model).__name__} looks like an MLP.",
+            why="none is called mlp or feed_forward, and none is made of linear layers with an "
+            "activation between them.",
+            instead=f"name them, as in modules=('{_example(model)}',), or pass their class.",
+        )
+    return found
+
+
+def _looks_like_mlp(name: str, module: nn.Module) -> bool:
+    if not any(True for _ in module.parameters()) or isinstance(module, nn.ModuleList):
+        return False
+    linears = sum(isinstance(child, nn.Linear) for child in module.children())
+    names = (type(module).__name__.lower(), name.rpartition(".")[2].lower())
+    if any(known in candidate for known in _MLP_NAMES for candidate in names):
+        return linears > 0 or isinstance(module, nn.Sequential)
+    has_activation = any(isinstance(child, _ACTIVATIONS) for child in module.children())
+    return (linears >= 2 and has_activation) or isinstance(module, nn.TransformerEncoderLayer)
+
+
+def _nothing_matches(model: nn.Module, wanted: str | type[nn.Module]) -> ConfigError:
+    if isinstance(wanted, type):
+        kinds = sorted({type(module).__name__ for module in model.modules()})
+        return ConfigError(
+            f"no module of this {type(model).__name__} is a {wanted.__name__}.",
+            why=f"its modules are of the types {_some(kinds)}.",
+            instead="pass one of those types, or a module's name.",
+        )
+    names = [name for name, _ in model.named_modules() if name]
+    attributes = sorted({name.rpartition(".")[2] for name in names})
+    near = difflib.get_close_matches(wanted, [*names, *attributes], n=1)
+    return ConfigError(
+        f"this {type(model).__name__} has no module called {wanted!r}.",
+        why=f"names are matched exactly, and the attribute names are {_some(attributes)}.",
+        instead=f"did you mean {near[0]!r}?" if near else "use a name of model.named_modules().",
+    )
+
+
+def _example(model: nn.Module) -> str:
+    names = [name for name, _ in model.named_modules() if name]
+    return names[0] if names else "mlp"
+
+
+def _some(names: Sequence[str], most: int = 40) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
