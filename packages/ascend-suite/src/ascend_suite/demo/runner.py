@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from ascend_core.rng import RngState
 
 from ascend_core.device import Backend, backend_of, current_backend, device_of
 from ascend_core.errors import UnavailableError
 from ascend_core.feature import Feature
 from ascend_core.memory import MemoryTimeline, PeakMeasurement, measure_peak
+from ascend_core.rng import RngState
 from ascend_suite.demo.choice import choose_features
 from ascend_suite.demo.corpus import Batch, corpus, draw_batches
 from ascend_suite.demo.result import PLAIN, DemoResult, Run, Status
@@ -80,10 +80,9 @@ def run_demo(
     variants = [_Variant(PLAIN, (), settings.steps_per_run)]
     variants += [_Variant(name, (f,), settings.steps_per_run) for name, f in chosen.items()]
     with _reproducible(place):
-        for variant in variants:
-            lab.attempt(variant, lab.measure_memory)
-        for variant in variants:
-            lab.attempt(variant, lab.train)
+        for part in (lab.measure_memory, lab.train):
+            for variant in variants:
+                lab.attempt(variant, part)
         for number in range(settings.time_rounds):
             for variant in variants if number % 2 == 0 else reversed(variants):
                 lab.attempt(variant, lab.time_round)

@@ -84,8 +84,8 @@ def as_table(result: DemoResult) -> Table:
     settings = result.settings
     table = Table(
         title=(
-            f"A GPT of {result.parameters / 1e6:.1f} M parameters, {settings.layers} layers of "
-            f"width {settings.hidden},\n{settings.batch} x {settings.seq} bytes in a step, on "
+            f"A GPT of {result.parameters:,} parameters (layers {settings.layers}, width "
+            f"{settings.hidden})\n{settings.batch} x {settings.seq} bytes in a step, on "
             f"{result.device}"
         ),
         caption=(
@@ -96,11 +96,13 @@ def as_table(result: DemoResult) -> Table:
         ),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
     )
     table.add_column("Feature", overflow="fold")
     for heading in ("Peak\nmemory", "Memory\nsaved", "Step-time\nratio"):
         table.add_column(heading, justify="right")
-    table.add_column("Loss identical\nto the bit", justify="center")
+    table.add_column("Loss\nidentical\nto the bit", justify="center")
     table.add_column("Final\nloss", justify="right")
     for run in result.runs:
         table.add_row(*_cells(run, result.runs[0]))
