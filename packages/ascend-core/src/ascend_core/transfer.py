@@ -79,7 +79,8 @@ class Transfer:
         once, gaps between strided elements as they are. Nothing is gathered or cloned before.
 
         Args:
-            tensor: Any plain strided tensor of this device.
+            tensor: Any plain strided tensor of this device. It may be dropped at once, but not
+                written to before the copy has ended: see `HostCopy.last_use`.
             whole_storage: Copy all of the tensor's storage, so that every view of it can be had
                 from the one copy, each with its own offset (see `DeviceCopy.wait`).
 
