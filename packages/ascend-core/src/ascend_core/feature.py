@@ -41,7 +41,8 @@ class Feature:
         config: The frozen dataclass whose presence turns the feature on.
         verb: Where the verb is, as `"package.module:function"`.
         target: What the verb is applied to.
-        bitwise: Whether loss, gradients and weights are promised equal to the plain run, bit for bit.
+        bitwise: Whether loss, gradients and weights are promised to equal the plain run's, bit for
+            bit.
     """
 
     name: str
