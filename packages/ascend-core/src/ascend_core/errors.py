@@ -3,7 +3,7 @@
 Every error says what went wrong, why, and what to do instead:
 
     AscendError
-    ├── ConfigError              a value of an option or argument that cannot be right (a ValueError)
+    ├── ConfigError              an option or argument that cannot be right (a ValueError)
     ├── UnavailableError         right in principle, but not on this machine (a RuntimeError)
     │   └── DeviceUnavailableError
     ├── FeatureError             a feature could not be found, turned on or turned off
