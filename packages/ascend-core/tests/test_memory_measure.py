@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.autograd.profiler import profile
+from torch.overrides import TorchFunctionMode
 
 from ascend_core import MeasurementError, measure_peak
+from ascend_core.testing import parametrize_devices
 
 KIB = 1024
 
 
-def kib(count: int) -> torch.Tensor:
-    return torch.empty(count * KIB, dtype=torch.uint8)
+def kib(count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    return torch.empty(count * KIB, dtype=torch.uint8, device=device)
 
 
-def test_peak_and_held_are_those_of_the_block_to_the_byte() -> None:
-    with measure_peak("cpu") as memory:
-        first = kib(100)
-        second = kib(50)
-        del first
-        third = kib(20)
+@parametrize_devices()
+def test_peak_and_held_are_those_of_the_block_to_the_byte(device: torch.device) -> None:
+    before = kib(64, device)
+    with measure_peak(device) as memory:
+        first = kib(100, device)
+        second = kib(50, device)
+        del first, before
+        third = kib(20, device)
     assert memory.peak_bytes == 150 * KIB
-    assert memory.held_bytes == 70 * KIB
-    assert second.numel() + third.numel() == memory.held_bytes
+    assert memory.held_bytes == (70 - 64) * KIB
+    assert memory.timeline.events[0] == (0.0, 0)
+    assert memory.timeline.events[-1][1] == memory.held_bytes
+    assert second.numel() + third.numel() == 70 * KIB
+
+
+@parametrize_devices()
+def test_measurements_one_after_the_other_are_independent(device: torch.device) -> None:
+    with measure_peak(device):
+        kib(512, device)
+    with measure_peak(device) as memory:
+        kib(16, device)
+    assert memory.peak_bytes == 16 * KIB
+    assert memory.held_bytes == 0
 
 
 def test_the_timeline_holds_every_allocation_and_free_in_order() -> None:
@@ -172,3 +191,37 @@ def test_the_default_device_is_named() -> None:
         pass
     assert isinstance(memory.device, torch.device)
     assert memory.baseline_bytes >= 0
+
+
+def test_tensors_without_ordinary_storage_do_not_get_in_the_way() -> None:
+    odd = [
+        nn.LazyLinear(4).weight,
+        torch.eye(3).to_sparse(),
+        torch.empty(5, device="meta"),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ]
+    with FakeTensorMode():
+        odd.append(torch.empty(64, 1024))
+    seen: list[object] = []
+    torch.func.vmap(lambda row: seen.append(row) or row * 2)(torch.ones(2, 3))
+    with measure_peak("cpu") as memory:
+        kept = kib(8)
+    assert memory.held_bytes == kept.numel()
+    assert len(odd) + len(seen) == 6
+
+
+def test_looking_for_tensors_is_not_seen_by_a_function_mode() -> None:
+    class Watching(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    calls: list[object] = []
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    with Watching(), measure_peak("cpu"):
+        pass
+    assert set(calls) <= {torch.device}  # parsing "cpu"
+    assert y.requires_grad

@@ -17,9 +17,11 @@ __all__ = ["Census", "reachable_tensors", "storage_of"]
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The storage under `tensor`; None where there is none (fake, sparse or wrapped tensors)."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():  # looking is no operation that a mode should see
         try:
             storage = tensor.untyped_storage()
+            if storage.device.type == "meta":
+                return None
             storage.data_ptr()
         except (NotImplementedError, RuntimeError):
             return None
@@ -32,13 +34,12 @@ def reachable_tensors() -> Iterator[torch.Tensor]:
     Tensors that only C++ code outside of autograd holds cannot be found.
     """
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    with torch._C.DisableTorchFunction():
+        gradients = [tensor.grad for tensor in found if tensor.is_leaf]
+        saved = [one.value for one in saved_by(graph_nodes(found))]
     yield from found
-    for tensor in found:
-        if tensor.is_leaf and tensor.grad is not None:
-            yield tensor.grad
-    for saved in saved_by(graph_nodes(found)):
-        if isinstance(saved.value, torch.Tensor):
-            yield saved.value
+    yield from (gradient for gradient in gradients if gradient is not None)
+    yield from (value for value in saved if isinstance(value, torch.Tensor))
 
 
 class Census:

@@ -217,8 +217,8 @@ def track_live(
 ) -> Iterator[LiveStorages]:
     """Track which storages live while a block runs, and who they belong to.
 
-    Puts hooks on every module of the model, and a dispatch mode on the calling thread; removes
-    both when the block ends.
+    Collects garbage first. Puts hooks on every module of the model, and a dispatch mode on the
+    calling thread; removes both when the block ends.
 
         with track_live(model, optimizer) as live:
             loss = model(x).sum()
@@ -232,6 +232,7 @@ def track_live(
     Yields:
         The storages, to be asked at any moment of the block; empty after it.
     """
+    gc.collect()
     live = LiveStorages(model, optimizer, device_of(model if device is None else device))
     handles = list(live._hooks())
     try:

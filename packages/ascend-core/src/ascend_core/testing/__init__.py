@@ -1,7 +1,7 @@
 """The public test harness: proves that a feature changes memory and nothing else.
 
 Import it explicitly (`import ascend_core.testing`); nothing of the suite imports it when it
-trains. pytest is needed for `parametrize_devices` only.
+trains. pytest (the extra `testing`) is needed for `parametrize_devices` only.
 """
 
 from __future__ import annotations

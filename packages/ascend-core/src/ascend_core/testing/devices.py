@@ -38,6 +38,6 @@ def parametrize_devices(argument: str = "device") -> MarkDecorator:
     except ImportError as error:
         raise UnavailableError(
             "tests cannot be parametrized over devices: pytest is not installed.",
-            instead="install pytest, or loop over available_devices().",
+            instead='install "ascend-core[testing]", or loop over available_devices().',
         ) from error
     return pytest.mark.parametrize(argument, available_devices(), ids=str)
