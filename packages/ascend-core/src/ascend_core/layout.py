@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "read"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """What makes one particular tensor of a storage.
 
     Attributes:
@@ -46,14 +44,7 @@ class Layout:
                 why="it is not one strided view of one storage.",
                 instead="leave it where it is, or move the tensors that it is made of.",
             )
-        return cls(
-            tensor.size(),
-            tensor.stride(),
-            cast("int", tensor.storage_offset()),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        return read(tensor)
 
     @staticmethod
     def fits(tensor: torch.Tensor) -> bool:
@@ -68,6 +59,24 @@ class Layout:
             and not tensor.is_quantized
             and not tensor.is_nested
         )
+
+    def look_at(self, tensor: torch.Tensor) -> torch.Tensor:
+        """View the storage of `tensor` in this layout.
+
+        Args:
+            tensor: Any view of the storage, of any shape; grad recording is off.
+
+        Returns:
+            A tensor of this size and dtype over the same storage; `tensor` itself when it already
+            looks like that.
+        """
+        if read(tensor) == self:
+            return tensor
+        whole = torch.empty(0, dtype=self.dtype, device=tensor.device)
+        view = whole.set_(tensor.untyped_storage(), self.offset, self.size, self.stride)
+        if self.conjugate:
+            view = view.conj()
+        return torch._neg_view(view) if self.negative else view
 
     @property
     def span(self) -> int:
@@ -123,3 +132,15 @@ class Layout:
         if self.negative:
             tensor = torch._neg_view(tensor)
         return tensor
+
+
+def read(tensor: torch.Tensor) -> Layout:
+    """The layout of a tensor that is known to fit; `Layout.of` without its check."""
+    return Layout(
+        tensor.size(),
+        tensor.stride(),
+        cast("int", tensor.storage_offset()),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ascend_core.layout import Layout
 from ascend_core.rng import RngState
-from ascend_core.saved import Layout, Packed, PackedParameter, Passed, StorageRecord
+from ascend_core.saved import Packed, PackedParameter, Passed, StorageRecord
 
 Saved = Packed | Passed
 
@@ -20,18 +21,15 @@ class Modes(NamedTuple):
 
     device_type: str
     autocast: bool
-    autocast_dtype: torch.dtype
+    autocast_dtype: torch.dtype | None
     default_dtype: torch.dtype
 
     @classmethod
     def now(cls, device_type: str) -> Modes:
         """The modes that are on for operators on devices of this type."""
-        return cls(
-            device_type,
-            torch.is_autocast_enabled(device_type),
-            torch.get_autocast_dtype(device_type),
-            torch.get_default_dtype(),
-        )
+        autocast = torch.is_autocast_enabled(device_type)
+        dtype = torch.get_autocast_dtype(device_type) if autocast else None
+        return cls(device_type, autocast, dtype, torch.get_default_dtype())
 
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
@@ -70,16 +68,16 @@ class Made:
         values: Its arguments, those by position first; an `Operand` or a `PackedParameter`
             stands for each tensor.
         names: The names of the last arguments, which were passed by keyword.
-        output: The output as the call returned it: it covered its storage.
+        stride: The strides of the output as the call returned it.
         version: The version of the output at which the recipe is good.
-        nbytes: Size of the output's storage in bytes.
+        nbytes: Size of the output's storage in bytes; the output covers it.
         own: The serials of the saves that this very call made: what its own node holds.
         label: The module that made the call, for reports.
         modes, rng: What else the result depends on.
     """
 
     __slots__ = (
-        "function", "label", "modes", "names", "nbytes", "output", "own", "rng", "values",
+        "function", "label", "modes", "names", "nbytes", "own", "rng", "stride", "values",
         "version",
     )  # fmt: skip
 
@@ -88,8 +86,10 @@ class Made:
         function: Callable[..., Any],
         values: tuple[Any, ...],
         names: tuple[str, ...],
-        output: Operand,
         *,
+        stride: tuple[int, ...],
+        version: int,
+        nbytes: int,
         own: range,
         label: str,
         modes: Modes,
@@ -98,9 +98,9 @@ class Made:
         self.function = function
         self.values = values
         self.names = names
-        self.output = output.layout
-        self.version = output.version
-        self.nbytes = output.layout.nbytes
+        self.stride = stride
+        self.version = version
+        self.nbytes = nbytes
         self.own = own
         self.label = label
         self.modes = modes
@@ -247,8 +247,8 @@ class Recipe:
                 stack.enter_context(made.modes.replaying())
             keywords = dict(zip(made.names, values[split:], strict=True))
             output: Tensor = made.function(*values[:split], **keywords)
-        if output.stride() != made.output.stride:
-            output = _with_strides(output, made.output)
+        if output.stride() != made.stride:
+            output = _with_strides(output, made.stride)
         if self._uses > 1:
             memo[self] = output
         return output
@@ -258,11 +258,9 @@ def _as_passed(value: Any) -> Any:
     return value.unchanged() if isinstance(value, PackedParameter) else value
 
 
-def _with_strides(tensor: Tensor, layout: Layout) -> Tensor:
+def _with_strides(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
     """The same values, laid out as the forward's output was."""
-    empty = torch.empty_strided(
-        layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device
-    )
+    empty = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
     return empty.copy_(tensor)
 
 

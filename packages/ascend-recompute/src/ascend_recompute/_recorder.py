@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ascend_core.layout import Layout, read
 from ascend_core.rng import RngState
-from ascend_core.saved import Frame, Layout, Packed, PackedParameter, StorageRecord
+from ascend_core.saved import Frame, Packed, PackedParameter, StorageRecord
 from ascend_recompute._recipe import Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute.policy import DROPOUT, Policy
 
@@ -72,6 +73,7 @@ class Recorder:
         self._frame = frame
         self._policy = policy
         self._tally = tally
+        self._modes = Modes.now("cpu")
         # Under autocast only: what was made, by the sequence number of its autograd node.
         self._by_node: dict[int, tuple[Made, Operand]] = {}
 
@@ -106,13 +108,19 @@ class Recorder:
             if mask is None:
                 return output
             function, noted, kwargs = torch.mul, (noted[0], mask), {}
-        record = self._frame.table.track(output)
-        seen = Operand(record, output._version, Layout.of(output))
-        modes = Modes.now(_device_type(output))
         made = Made(
-            function, noted, tuple(kwargs), seen, own=own, label=label, modes=modes, rng=rng
+            function,
+            noted,
+            tuple(kwargs),
+            stride=output.stride(),
+            version=output._version,
+            nbytes=output.untyped_storage().nbytes(),
+            own=own,
+            label=label,
+            modes=self._modes_now(output),
+            rng=rng,
         )
-        self._note_output(made, output, seen)
+        self._note_output(made, output)
         return output
 
     def _note_arguments(self, values: tuple[Any, ...], output: Tensor) -> tuple[Any, ...] | None:
@@ -120,11 +128,11 @@ class Recorder:
         storage = output.untyped_storage()
         noted: list[Any] = []
         for value in values:
-            if type(value) is Tensor and value.layout is torch.strided:
+            if type(value) is Tensor and Layout.fits(value):
                 record = self._frame.table.track(value)
                 if record() is storage:  # a view, or the input itself: nothing was made
                     return None
-                noted.append(Operand(record, value._version, Layout.of(value)))
+                noted.append(Operand(record, value._version, read(value)))
             elif type(value) is torch.nn.Parameter:
                 if value.untyped_storage() is storage:
                     return None
@@ -147,19 +155,28 @@ class Recorder:
         mask = record.latest()
         if mask is None or mask.serial not in own:
             return None
-        layout = mask.layout if mask.layout is not None else Layout.of(mask.alias)
+        layout = mask.layout if mask.layout is not None else read(mask.alias)
         same = layout.size == output.size() and layout.dtype == output.dtype
         return Operand(record, mask.version, layout) if same else None
 
-    def _note_output(self, made: Made, output: Tensor, seen: Operand) -> None:
-        storage = output.untyped_storage()
-        if seen.layout.offset != 0 or storage.nbytes() != made.nbytes:
+    def _note_output(self, made: Made, output: Tensor) -> None:
+        covered = output.numel() * output.element_size()
+        if covered != made.nbytes or output.storage_offset() != 0:
             return  # part of a larger storage, which this call alone did not make
-        seen.record.made = made
+        record = self._frame.table.track(output)
+        record.made = made
         if made.modes.autocast and output.grad_fn is not None:
+            seen = Operand(record, made.version, read(output))
             self._by_node[output.grad_fn._sequence_nr()] = (made, seen)
         if made.own and made.nbytes >= self._policy.min_bytes:
-            self._recipe(made, seen.record, only_if_saved=True)
+            self._recipe(made, record, only_if_saved=True)
+
+    def _modes_now(self, output: Tensor) -> Modes:
+        """The modes in force; the same object as long as they are the same."""
+        modes = Modes.now(_device_type(output))
+        if modes != self._modes:
+            self._modes = modes
+        return self._modes
 
     # Claiming
 
@@ -174,7 +191,7 @@ class Recorder:
         ):
             return None
         recipe = self._recipe(made, record)
-        return None if recipe is None else Rebuild(recipe, Layout.of(tensor))
+        return None if recipe is None else Rebuild(recipe, read(tensor))
 
     def _recipe(
         self, made: Made, record: StorageRecord, *, only_if_saved: bool = False
@@ -203,7 +220,7 @@ class Recorder:
         for leaf, _ in recipe.leaves():
             leaf.anchored = True
         for saved in kept:
-            saved.hand_over(Rebuild(recipe, Layout.of(saved.alias)))
+            saved.hand_over(Rebuild(recipe, read(saved.alias)))
         self._tally.add(made.label, made.nbytes)
         return recipe
 
@@ -225,17 +242,23 @@ class Recorder:
         if found is None:
             return None
         origin, seen = found
-        layout = Layout(seen.layout.size, seen.layout.stride, 0, tensor.dtype)
-        if tensor.untyped_storage().nbytes() != layout.nbytes:
+        nbytes = tensor.untyped_storage().nbytes()
+        if nbytes != seen.layout.size.numel() * tensor.element_size():
             return None
         if _device_type(tensor) != origin.modes.device_type:
             return None
-        output = Operand(record, tensor._version, layout)
-        record.made = Made(
-            Tensor.to, (seen, tensor.dtype), (), output,
-            own=range(0), label=origin.label, modes=origin.modes,
-        )  # fmt: skip
-        return record.made  # type: ignore[no-any-return]
+        made = record.made = Made(
+            Tensor.to,
+            (seen, tensor.dtype),
+            (),
+            stride=seen.layout.stride,
+            version=tensor._version,
+            nbytes=nbytes,
+            own=range(0),
+            label=origin.label,
+            modes=origin.modes,
+        )
+        return made
 
 
 class Recording(TorchFunctionMode):

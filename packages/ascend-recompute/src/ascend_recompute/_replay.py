@@ -26,8 +26,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ReplayError
+from ascend_core.layout import Layout
 from ascend_core.modes import ForwardState
-from ascend_core.saved import Layout, written_to
+from ascend_core.saved import written_to
 from ascend_core.storage import bring_back
 
 __all__ = ["Replay"]

@@ -22,13 +22,11 @@ from ascend_core.saved._packed import Packed, PackedParameter, Passed, written_t
 from ascend_core.saved._records import StorageRecord, StorageTable
 from ascend_core.saved._region import Region, region
 from ascend_core.saved.keeper import Claim, Keeper, Session
-from ascend_core.saved.layout import Layout
 
 __all__ = [
     "Claim",
     "Frame",
     "Keeper",
-    "Layout",
     "Packed",
     "PackedParameter",
     "Passed",

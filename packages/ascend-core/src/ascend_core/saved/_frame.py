@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ascend_core.layout import Layout
 from ascend_core.saved._packed import Packed, PackedParameter, Passed
 from ascend_core.saved._records import StorageRecord, StorageTable
 from ascend_core.saved.keeper import Keeper, Session
@@ -76,11 +77,10 @@ class Frame:
     def _pack(self, tensor: Tensor) -> object:
         if isinstance(tensor, torch.nn.Parameter):
             return PackedParameter(tensor) if self._below is None else self._pass_down(tensor)
-        try:
-            record = self.table.track(tensor)
-        except NotImplementedError:  # no storage to speak of (sparse): keep it as it is
-            return tensor.detach()
         self.serial += 1
+        if not Layout.fits(tensor):  # sparse, nested, a subclass: nothing that a keeper can judge
+            return Packed(tensor, self.serial) if self._below is None else self._pass_down(tensor)
+        record = self.table.track(tensor)
         packed = self._decide(tensor, record)
         record.note(packed)
         self.latest = record
@@ -108,7 +108,5 @@ def _backward_runs() -> bool:
 
 
 def _unpack(packed: object) -> Tensor:
-    if isinstance(packed, Tensor):
-        return packed
     assert isinstance(packed, (Packed, PackedParameter, Passed))
     return packed.get()

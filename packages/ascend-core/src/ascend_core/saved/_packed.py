@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ascend_core.layout import Layout, read
 from ascend_core.saved._parameters import WithAttributes
 from ascend_core.saved.keeper import Claim
-from ascend_core.saved.layout import Layout
 
 
 class Packed:
@@ -44,7 +44,7 @@ class Packed:
 
     def hand_over(self, claim: Claim) -> None:
         """Let `claim` bring the tensor back from now on. Frees this hold on the storage."""
-        self.layout = Layout.of(self.alias)
+        self.layout = read(self.alias)
         self.alias = hollow(self.alias)
         self.claim = claim
 
@@ -103,7 +103,7 @@ class Passed:
     ) -> None:
         self.packed = packed
         self.unpack = unpack
-        self.layout = Layout.of(tensor)
+        self.layout = read(tensor)
         self.version: int = tensor._version
         self.serial = serial
         self.anchored = False
