@@ -24,8 +24,10 @@ class CpuRecorder:
 
     [Note: cost of CPU recording]
     `torch.profiler.profile` also records every operator. Here the profiler runs with a scope in
-    which no operator runs, so that memory events are all it keeps: under a microsecond for each
-    allocation or free while it runs, and about 5 us for each when it stops.
+    which no operator runs, so that memory events are all it keeps. Measured: about 1 us for each
+    allocation or free while it runs; when it stops, 15 us and 2 KiB of host memory (not counted)
+    for each. 100 steps of a small model make 100 000 events: 1.5 s and 200 MiB at the end. Of a
+    longer training measure some steps.
 
     [Note: what CPU recording cannot see]
     The profiler listens on the thread that starts it and on autograd's own threads. Memory that
@@ -102,14 +104,11 @@ _enable: Any = _autograd._enable_profiler
 
 def _memory_events(result: Any) -> Iterator[tuple[int, int, int]]:
     """Yield `(ns since the epoch, address, bytes)` of each event; bytes are negative for a free."""
-    waiting = list(result.experimental_event_tree())
     found = []
-    while waiting:
-        event = waiting.pop()
+    for event in result.experimental_event_tree():  # flat: no operators, nothing to nest under
         kind, fields = event.typed
         if kind == _profiler._EventType.Allocation and fields.device.type == "cpu":
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-        waiting.extend(event.children)
     return iter(sorted(found, key=lambda one: one[0]))
 
 
