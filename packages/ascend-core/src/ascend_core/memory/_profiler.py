@@ -102,14 +102,14 @@ def _start_profiler() -> None:
 _enable: Any = _autograd._enable_profiler
 
 
-def _memory_events(result: Any) -> Iterator[tuple[int, int, int]]:
-    """Yield `(ns since the epoch, address, bytes)` of each event; bytes are negative for a free."""
+def _memory_events(result: Any) -> list[tuple[int, int, int]]:
+    """List `(ns since the epoch, address, bytes)` by time; bytes are negative for a free."""
     found = []
     for event in result.experimental_event_tree():  # flat: no operators, nothing to nest under
         kind, fields = event.typed
         if kind == _profiler._EventType.Allocation and fields.device.type == "cpu":
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    return iter(sorted(found, key=lambda one: one[0]))
+    return sorted(found, key=lambda event: event[0])
 
 
 def _changes(events: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
