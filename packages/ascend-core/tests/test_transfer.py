@@ -233,15 +233,35 @@ def test_a_fetched_block_is_free_for_others_only_after_its_use(device: torch.dev
     engine, backend = Transfer(device), backend_of(device)
     host = engine.to_host(numbers(device, 256, 64))
     copy = host.fetch()
+    ended(host)
     consumer = backend.new_stream(device)
     with backend.stream_context(consumer):
         doubled = copy.wait() * 2  # SA-01: read on a stream that does not own the block
     del copy
     noise = [torch.full((256, 64), float(i), device=device) for i in range(4)]
+    assert float(noise[-1][0, 0].cpu()) == 3  # all of it is written by now
     backend.current_stream(device).wait_stream(consumer)
     backend.record_stream(doubled, backend.current_stream(device))
     assert torch.equal(doubled.cpu(), numbers(torch.device("cpu"), 256, 64) * 2)
-    assert len(noise) == 4
+
+
+@parametrize_devices()
+def test_a_fetch_waits_for_who_had_its_block_before(device: torch.device) -> None:
+    host = Transfer(device).to_host(numbers(device, 256, 64))
+    before = [torch.full((256, 64), float(i), device=device) for i in range(4)]
+    doubled = [tensor * 2 for tensor in before]
+    del before
+    copy = host.fetch()
+    ended(host)
+    for i, tensor in enumerate(doubled):
+        assert torch.equal(tensor.cpu(), torch.full((256, 64), 2.0 * i))
+    assert_same(copy.wait(), numbers(device, 256, 64))
+
+
+def ended(host: ascend_core.HostCopy) -> None:
+    """Let the last copy of `host` run, and nothing that it does not wait for."""
+    for event in host.last_use:
+        event.synchronize()
 
 
 @parametrize_devices()
@@ -257,24 +277,24 @@ def test_a_host_copy_can_be_fetched_again_and_again(device: torch.device) -> Non
 
 @parametrize_devices()
 def test_on_host_waits_for_the_copy_and_shows_it(device: torch.device) -> None:
-    expected = numbers(device, 6, 8)[1:, ::2]
-    host = Transfer(device).to_host(expected)
-    seen = host.on_host()
+    expected = (numbers(device, 6, 8) * 3)[1:, ::2]  # the product may still be under way
+    seen = Transfer(device).to_host(expected).on_host()
     assert seen.device.type == "cpu"
     assert seen.stride() == expected.stride()
-    assert torch.equal(seen, expected.cpu())
+    assert torch.equal(seen, (numbers(torch.device("cpu"), 6, 8) * 3)[1:, ::2])
 
 
 @parametrize_devices()
 def test_a_fetch_into_given_memory_waits_for_who_last_read_it(device: torch.device) -> None:
     engine = Transfer(device)
     window = numbers(device, 64, 64)
-    first = engine.to_host(window)
-    second = engine.to_host(torch.full((64, 64), 7.0, device=device))
-    copy = engine.to_device(second, out=window, after=first.last_use)
+    coming = engine.to_host(torch.full((64, 64), 7.0, device=device))
+    going = engine.to_host(window)
+    copy = engine.to_device(coming, out=window, after=going.last_use)
+    ended(coming)
     assert copy.wait().data_ptr() == window.data_ptr()
     assert torch.equal(window.cpu(), torch.full((64, 64), 7.0))
-    assert torch.equal(first.on_host(), numbers(torch.device("cpu"), 64, 64))
+    assert torch.equal(going.on_host(), numbers(torch.device("cpu"), 64, 64))
 
 
 @pytest.mark.parametrize(
@@ -358,7 +378,9 @@ def test_a_buffer_released_during_its_copy_is_not_overwritten_too_early(
         host = engine.to_host(torch.full((128, 128), float(i), device=device))
         fetched.append(host.fetch())
         host.release()
+    last = engine.to_host(numbers(device, 128, 128))
     assert engine.pool.stats().reserved_bytes == 1 << 16
+    ended(last)
     for i, copy in enumerate(fetched):
         assert torch.equal(copy.wait().cpu(), torch.full((128, 128), float(i)))
 
