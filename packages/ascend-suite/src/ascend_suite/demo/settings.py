@@ -52,7 +52,7 @@ class DemoSettings:
     norm: Literal["rms", "layer"] = "rms"
     memory_steps: int = 3
     time_rounds: int = 5
-    timed_steps: int = 3
+    timed_steps: int = 2
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "seq", "batch", "memory_steps", "time_rounds"):
