@@ -57,6 +57,9 @@ class ForwardState:
     ) -> ForwardState:
         """Read the state of the calling thread. Draws nothing.
 
+        To be called around operators (in a forward, a module hook, a function mode), not from
+        inside one as a saved-tensor hook is: there torch hides the default device's mode.
+
         Args:
             devices: The devices that the forward uses beside the CPU: their generators and the
                 autocast state of their types are read too.
