@@ -1,6 +1,6 @@
 """Hold the functions of the packages to the size that CONTRIBUTING.md promises.
 
-Usage: python tools/sizes.py FILE...
+Usage: python tools/sizes.py
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 60
 LONG = 40
 SHARE_OF_LONG = 1 / 20
@@ -35,4 +36,4 @@ def problems(paths: list[Path]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(problems([Path(name) for name in sys.argv[1:]])) or None)
+    sys.exit("\n".join(problems(sorted(ROOT.glob("packages/*/src/**/*.py")))) or None)
