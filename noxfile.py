@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2024.4.15"  # the first with tags on nox.param
+nox.needs_version = ">=2024.10.9"  # the first with tags on nox.param
 nox.options.sessions = ["tests"]
 
 PACKAGES = sorted(path.parent.name for path in Path("packages").glob("*/pyproject.toml"))
