@@ -5,9 +5,12 @@ graph stay, and every view of it stays a view. `Released.restore` puts the bytes
 view sees them; no version counter moves, since autograd must not think that a value changed.
 
 [Note: a freed tensor must not be read]
-On CPU a kernel that reads a storage of no bytes ends the process with signal 11. While its bytes
-are away, the tensor that was given to `release` has a class whose every operation raises instead;
-other views of the same storage that the caller made cannot be protected in this way.
+On CPU a kernel that reads a storage of no bytes ends the process with signal 11. Two things stand
+before that while the bytes are away. The tensor that was given to `release` has a class whose
+every operation raises; other views that the caller made before cannot be protected in this way.
+And one bit of its version counter, which all views share, is set: where autograd saved the tensor
+or a view of it and nobody restored it, backward raises autograd's own error about a modification
+in place. Restoring puts the counter back to where it was; `version_of` does not see the bit.
 """
 
 from __future__ import annotations
@@ -20,13 +23,29 @@ import torch
 from torch import Tensor
 
 from ascend_core.errors import StorageError
+from ascend_core.layout import Layout, read
 
-__all__ = ["Released", "bring_back", "is_released", "release", "why_not_releasable"]
+__all__ = [
+    "Released",
+    "bring_back",
+    "hollow",
+    "is_released",
+    "release",
+    "version_of",
+    "why_not_releasable",
+]
 
+# Where a storage object keeps its `Released`.
+_MARK = "_ascend_released"
+# Set in the version counter of a tensor while its bytes are away.
+_AWAY = 1 << 30
+
+# What reads no element; `__get__` is every property.
 _HARMLESS = frozenset({
-    "__get__", "backward", "data_ptr", "dim", "element_size", "is_complex", "is_contiguous",
-    "is_floating_point", "nelement", "numel", "register_hook", "requires_grad_", "retain_grad",
-    "size", "storage_offset", "stride", "untyped_storage",
+    "__get__", "__len__", "backward", "data_ptr", "dim", "element_size", "get_device", "grad",
+    "is_complex", "is_contiguous", "is_floating_point", "is_inference", "ndimension", "nelement",
+    "numel", "register_hook", "requires_grad_", "retain_grad", "size", "storage_offset", "stride",
+    "untyped_storage",
 })  # fmt: skip
 
 
@@ -37,10 +56,12 @@ class _ReleasedTensor(Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Let through what reads no element; refuse the rest."""
+        """Let through what neither reads an element nor hands out another view; refuse the rest."""
         if getattr(function, "__name__", "") in _HARMLESS:
             with torch._C.DisableTorchFunctionSubclass():
-                return function(*args, **(kwargs or {}))
+                result = function(*args, **(kwargs or {}))
+            if isinstance(result, _ReleasedTensor) or not _sees_released(result):
+                return result
         raise StorageError(
             f"{getattr(function, '__name__', function)} reads a tensor whose storage was released.",
             why="its bytes were given back until backward, where they are computed again.",
@@ -52,66 +73,81 @@ class _ReleasedTensor(Tensor):
 class Released:
     """A storage whose bytes were given back.
 
+    [Note: who holds what]
+    The storage object itself holds its `Released`, which holds whoever can restore it and knows
+    the storage only weakly. So when the last tensor that sees the storage goes (the backward
+    never came, say), everything that was kept for the restoration goes with it.
+
     Attributes:
         nbytes: How many bytes were given back.
-        alias: Sees the storage as the tensor does, with a version counter of its own.
     """
 
     def __init__(self, tensor: Tensor, on_demand: Callable[[], None] | None) -> None:
-        # An alias with a version counter of its own: what is written through it is no change.
-        with torch.no_grad():
-            alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            storage = tensor.untyped_storage()
-            self.alias = alias.set_(
-                storage, tensor.storage_offset(), tensor.size(), tensor.stride()
-            )
+        storage = tensor.untyped_storage()
+        self._storage = weakref.ref(storage)
+        self._layout = read(tensor)
         self._owner = weakref.ref(tensor)
         self._class = type(tensor)
-        self._storage = storage
+        self._counter = hollow(tensor)
+        self._version = tensor._version
+        self._on_demand = on_demand
         self.nbytes = storage.nbytes()
-        # Weakly: whoever can restore this storage usually holds this object.
-        self._on_demand = None if on_demand is None else weakref.WeakMethod(on_demand)
         storage.resize_(0)
         tensor.__class__ = _ReleasedTensor
-        _mark(storage, self)
+        _set_version(self._counter, self._version | _AWAY)
+        storage.__dict__[_MARK] = self
 
-    @property
-    def restored(self) -> bool:
-        """Whether the bytes are back."""
-        return self._storage.nbytes() == self.nbytes
-
-    def restore(self, values: Tensor) -> None:
+    def restore(self, values: Tensor) -> Tensor | None:
         """Put the bytes back. Allocates `nbytes` on the tensor's device.
 
         Args:
             values: The same shape and dtype as the released tensor; read once, not kept.
 
+        Returns:
+            What the tensor is again, as an alias with a version counter of its own; None when
+            the bytes were back already, or nothing sees the storage any more.
+
         Raises:
             StorageError: When shape or dtype differ; the storage stays released.
         """
-        if self.restored:
-            return
-        alias = self.alias
-        if values.size() != alias.size() or values.dtype != alias.dtype:
+        storage = self._storage()
+        if storage is None or storage.__dict__.get(_MARK) is not self:
+            return None
+        layout = self._layout
+        if values.size() != layout.size or values.dtype != layout.dtype:
             raise StorageError(
-                f"a released tensor of {list(alias.size())} {alias.dtype} cannot be restored from "
+                f"a released tensor of {list(layout.size)} {layout.dtype} cannot be restored from "
                 f"one of {list(values.size())} {values.dtype}.",
                 why="the function gave another result when it ran again.",
                 instead="make it depend on its arguments, random state and autocast mode alone.",
             )
-        self._storage.resize_(self.nbytes)
+        storage.resize_(self.nbytes)
         with torch.no_grad():
-            alias.copy_(values)
-        _mark(self._storage, None)
+            # What is written through an alias with a counter of its own is no change.
+            alias = torch.empty(0, dtype=layout.dtype, device=storage.device)
+            alias.set_(storage, layout.offset, layout.size, layout.stride).copy_(values)
+        del storage.__dict__[_MARK]
+        _set_version(self._counter, self._version)
         owner = self._owner()
         if owner is not None:
             owner.__class__ = self._class
+        return alias
 
     def bring_back(self) -> None:
-        """Have whoever released the storage restore it now."""
-        restorer = None if self._on_demand is None else self._on_demand()
-        if not self.restored and restorer is not None:
-            restorer()
+        """Have whoever released the storage restore it now.
+
+        Raises:
+            StorageError: When nobody can.
+        """
+        if self._on_demand is not None:
+            self._on_demand()
+        storage = self._storage()
+        if storage is not None and storage.__dict__.get(_MARK) is self:
+            raise StorageError(
+                f"the released storage of a tensor of {list(self._layout.size)} is needed now.",
+                why="whoever released it cannot restore it at this moment.",
+                instead="restore it first.",
+            )
 
 
 def release(tensor: Tensor, *, on_demand: Callable[[], None] | None = None) -> Released:
@@ -119,8 +155,8 @@ def release(tensor: Tensor, *, on_demand: Callable[[], None] | None = None) -> R
 
     Args:
         tensor: Solely owns its storage: strided, dense, from the storage's first byte to its last.
-        on_demand: A bound method that restores the storage, held weakly; `bring_back` calls it
-            when something else needs the bytes.
+        on_demand: Restores the storage; `bring_back` calls it when something else needs the
+            bytes. Held for as long as the storage lives and is not restored.
 
     Raises:
         StorageError: When the tensor does not solely own its storage, with the reason.
@@ -146,8 +182,12 @@ def why_not_releasable(tensor: Tensor, others: Iterable[Tensor] = ()) -> str | N
         return f"it is a {type(tensor).__name__}, which lives on after backward."
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return f"its layout is {tensor.layout}."
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a lazy conjugate or negative of what its storage holds."
     if tensor.is_leaf and tensor.requires_grad:
         return "it is a leaf that requires grad."
+    if tensor.numel() == 0:
+        return "it has no bytes."
     storage = tensor.untyped_storage()
     covered = tensor.numel() * tensor.element_size()
     if tensor.storage_offset() != 0 or storage.nbytes() != covered or not _is_dense(tensor):
@@ -171,16 +211,35 @@ def bring_back(tensor: Tensor) -> None:
         released.bring_back()
 
 
-def _mark(storage: torch.UntypedStorage, released: Released | None) -> None:
-    """Note on the storage object itself who can restore it: it lives as long as the storage."""
-    storage.__dict__["_ascend_released"] = None if released is None else weakref.ref(released)
+def version_of(tensor: Tensor) -> int:
+    """The tensor's version counter, the same whether its bytes are away or not.
+
+    0 for an inference tensor, which has none.
+    """
+    return 0 if tensor.is_inference() else tensor._version & ~_AWAY
+
+
+def hollow(tensor: Tensor) -> Tensor:
+    """An alias that shares the version counter of `tensor` and holds none of its bytes."""
+    probe = tensor.detach()
+    probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return probe
+
+
+def _set_version(tensor: Tensor, version: int) -> None:
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _released(tensor: Tensor) -> Released | None:
-    if tensor.layout is not torch.strided:
+    if not Layout.fits(tensor) and type(tensor) is not _ReleasedTensor:
         return None
-    reference = tensor.untyped_storage().__dict__.get("_ascend_released")
-    return None if reference is None else reference()
+    with torch._C.DisableTorchFunctionSubclass():
+        released: Released | None = tensor.untyped_storage().__dict__.get(_MARK)
+    return released
+
+
+def _sees_released(value: Any) -> bool:
+    return isinstance(value, Tensor) and is_released(value)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -2,15 +2,21 @@
 
 [Note: the graph is real, only what it saves is left out]
 The function runs forward with grad, under a pair of hooks that puts an empty `Slot` wherever
-autograd saves a tensor. So parameters, captured tensors, gradient hooks, `torch.autograd.grad`
-and double backward meet an ordinary graph. When backward asks for the first slot (or an output
-has to be restored) the function runs once more under hooks that collect what is saved, in the
-same order, and the slots are filled. The graph of that second run is thrown away; no backward
-runs inside a backward.
+autograd saves a tensor (a parameter stays as it is). So parameters, captured tensors, gradient
+hooks, `torch.autograd.grad` and double backward meet an ordinary graph. When backward asks for
+the first slot (or an output has to be restored) the function runs once more under hooks that
+collect what is saved, in the same order, and the slots are filled. The graph of that second run is
+thrown away; no backward runs inside a backward.
 
-Who holds what: the graph's saved variables hold the slots, a slot holds its `Replay`, a replay
-holds the arguments (detached, so no graph) and knows its slots weakly. When the graph goes,
-everything goes; nothing here is a cycle.
+Who holds what: the graph's saved variables hold the slots, a slot holds its value and its `Replay`,
+a replay holds the arguments (detached, so no graph) and knows its slots weakly. When the graph
+goes, everything goes; nothing here is a cycle.
+
+[Note: what must not change between the two runs]
+Running again gives the same only where nothing that the function reads was written to meanwhile.
+Known to a replay are its arguments, the leaves that its graph ends in (parameters), and the
+captured tensors that its graph saved: a write to one of them raises autograd's own error, where
+plain autograd would also raise or would have a saved copy of the old result.
 """
 
 from __future__ import annotations
@@ -23,32 +29,55 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ReplayError
-from ascend_core.layout import Layout
+from ascend_core.layout import Layout, read
 from ascend_core.modes import ForwardState
-from ascend_core.saved import written_to
-from ascend_core.storage import bring_back
+from ascend_core.saved import Frame, PackedParameter, written_to
+from ascend_core.storage import bring_back, hollow, version_of
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "runs_again_anyway"]
+
+Hooks = tuple[Callable[[Tensor], object], Callable[[Any], Tensor]]
 
 
 class Slot:
-    """Stands for one tensor that the function's graph saved."""
+    """Stands for one tensor that the function's graph saved.
 
-    __slots__ = ("__weakref__", "index", "layout", "replay")
+    Attributes:
+        replay: The call that it belongs to.
+        size: Of the tensor.
+        dtype: Of the tensor.
+        probe: Shares the version counter of the tensor and holds no bytes; None where a tensor
+            cannot be hollowed (sparse, a subclass).
+        version: The version at which the tensor was saved.
+        value: The tensor, between the second run and the moment when backward takes it.
+    """
 
-    def __init__(self, replay: Replay, index: int, layout: Layout) -> None:
+    __slots__ = ("__weakref__", "dtype", "probe", "replay", "size", "value", "version")
+
+    def __init__(self, replay: Replay, tensor: Tensor) -> None:
         self.replay = replay
-        self.index = index
-        self.layout = layout
+        self.size = tensor.size()
+        self.dtype = tensor.dtype
+        self.probe = hollow(tensor) if Layout.fits(tensor) else None
+        self.version = version_of(tensor)
+        self.value: Tensor | None = None
+
+    def check(self) -> None:
+        """Raise autograd's own error when the tensor was written to after it was saved."""
+        if self.probe is not None and version_of(self.probe) != self.version:
+            raise written_to(self.probe, self.size, self.version)
 
 
 class Replay:
     """One call of a function: run forward now, and again when backward needs it.
 
     Attributes:
+        inputs: The tensors among the arguments, without their graph.
+        since: Autograd's sequence number when the call began: nodes from there on are its own.
         lock: Held while the function runs again; two threads of the engine may ask at once.
     """
 
@@ -60,25 +89,28 @@ class Replay:
         state: ForwardState,
     ) -> None:
         self._function = function
-        self._inputs, self._structure = pytree.tree_flatten((args, kwargs))
-        self._inputs = [_without_graph(value) for value in self._inputs]
-        self._versions = [
-            value._version if isinstance(value, Tensor) else 0 for value in self._inputs
-        ]
+        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self._arguments = [_without_graph(value) for value in leaves]
+        self.inputs = [value for value in self._arguments if isinstance(value, Tensor)]
+        # What the function reads, with the version at which it did.
+        self._reads = [(value, version_of(value)) for value in self.inputs]
         self._state = state
         self._slots: list[weakref.ref[Slot]] = []
-        self._values: dict[int, Tensor] = {}
+        self.since: int = torch._C._autograd._get_sequence_nr()
         self.lock = threading.RLock()
 
     @property
-    def inputs(self) -> list[Tensor]:
-        """The tensors among the arguments, without their graph."""
-        return [value for value in self._inputs if isinstance(value, Tensor)]
+    def has_slots(self) -> bool:
+        """Whether the graph saved anything that it now asks this replay for."""
+        return bool(self._slots)
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function on the caller's own arguments."""
         with saved_tensors_hooks(self._leave_slot, _value_of):
-            return self._function(*args, **kwargs)
+            outputs = self._function(*args, **kwargs)
+        leaves = _leaves(pytree.tree_leaves(outputs), self.since)
+        self._reads += [(leaf, version_of(leaf)) for leaf in leaves]
+        return outputs
 
     def again(self) -> list[Any]:
         """Run the function again and fill the slots.
@@ -87,21 +119,21 @@ class Replay:
             Its outputs, flattened, without a graph.
 
         Raises:
-            RuntimeError: When an argument was modified in place since the forward.
+            RuntimeError: When something that it reads was modified in place since the forward.
             ReplayError: When the function saved other tensors than in forward.
         """
         with self.lock:
-            self._bring_inputs_back()
-            args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
-            collected: list[Tensor] = []
-
-            def collect(tensor: Tensor) -> None:
-                collected.append(tensor.detach())
-
+            for value, version in self._reads:
+                if version_of(value) != version:
+                    raise written_to(value, value.size(), version)
+            for value in self.inputs:
+                bring_back(value)
+            args, kwargs = pytree.tree_unflatten(self._arguments, self._structure)
+            collected = _Collected()
             with (
                 self._state.replaying(),
                 torch.enable_grad(),
-                saved_tensors_hooks(collect, _never_asked),
+                saved_tensors_hooks(collected.pack, _never_asked),
             ):
                 outputs = self._function(*args, **kwargs)
             self._fill(collected)
@@ -113,54 +145,103 @@ class Replay:
     def share(self, replayed: Tensor, restored: Tensor) -> None:
         """Let slots that look at the storage of `replayed` look at that of `restored` instead."""
         storage = replayed.untyped_storage()
-        for index, value in self._values.items():
-            if value.untyped_storage() is storage:
-                self._values[index] = Layout.of(value).look_at(restored)
+        for slot in filter(None, (reference() for reference in self._slots)):
+            value = slot.value
+            if value is None or not Layout.fits(value) or value.untyped_storage() is not storage:
+                continue
+            slot.value = read(value).look_at(restored)
 
     def take(self, slot: Slot) -> Tensor:
         """The saved tensor of a slot. Runs the function again when the slot is empty."""
         with self.lock:
-            if slot.index not in self._values:
+            slot.check()
+            if slot.value is None:
                 self.again()
-            return self._values.pop(slot.index)
+            value, slot.value = slot.value, None
+            assert value is not None
+            return value
 
-    def _leave_slot(self, tensor: Tensor) -> Slot:
-        slot = Slot(self, len(self._slots), Layout.of(tensor))
+    def _leave_slot(self, tensor: Tensor) -> Slot | PackedParameter:
+        if isinstance(tensor, Parameter):
+            return PackedParameter(tensor)
+        slot = Slot(self, tensor)
         self._slots.append(weakref.ref(slot))
+        node = tensor.grad_fn
+        if slot.probe is not None and node is not None and node._sequence_nr() < self.since:
+            self._reads.append((slot.probe, slot.version))
         return slot
-
-    def _bring_inputs_back(self) -> None:
-        for value, version in zip(self._inputs, self._versions, strict=True):
-            if not isinstance(value, Tensor):
-                continue
-            if value._version != version:
-                raise written_to(value, value.size(), version)
-            bring_back(value)
 
     def _fill(self, collected: list[Tensor]) -> None:
         if len(collected) != len(self._slots):
-            raise ReplayError(
-                f"{_name(self._function)} saved {len(self._slots)} tensors in forward and "
-                f"{len(collected)} when it ran again.",
-                why="it depends on something that changed between forward and backward.",
-                instead="make it depend on its arguments, random state and autocast mode alone, "
-                "or pass a context_fn that restores the rest.",
-            )
-        self._values.clear()
-        for index, (reference, value) in enumerate(zip(self._slots, collected, strict=True)):
+            raise self._differs(f"{len(self._slots)} tensors", str(len(collected)))
+        for reference, value in zip(self._slots, collected, strict=True):
             slot = reference()
             if slot is None:
                 continue
-            if (value.size(), value.dtype) != (slot.layout.size, slot.layout.dtype):
-                raise ReplayError(
-                    f"{_name(self._function)} saved a tensor of {list(slot.layout.size)} "
-                    f"{slot.layout.dtype} in forward and of {list(value.size())} {value.dtype} "
-                    "when it ran again.",
-                    why="it depends on something that changed between forward and backward.",
-                    instead="make it depend on its arguments, random state and autocast mode "
-                    "alone, or pass a context_fn that restores the rest.",
+            if (value.size(), value.dtype) != (slot.size, slot.dtype):
+                raise self._differs(
+                    f"a tensor of {list(slot.size)} {slot.dtype}",
+                    f"one of {list(value.size())} {value.dtype}",
                 )
-            self._values[index] = value
+            slot.value = value
+
+    def _differs(self, before: str, now: str) -> ReplayError:
+        return ReplayError(
+            f"{_name(self._function)} saved {before} in forward and {now} when it ran again.",
+            why="it depends on something that changed between forward and backward.",
+            instead="make it depend on its arguments, random state and autocast mode alone, or "
+            "pass a context_fn that restores the rest.",
+        )
+
+
+class _Collected(list[Tensor]):
+    """What the second run saves, in order."""
+
+    def pack(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Parameter):
+            self.append(tensor.detach())
+
+
+def runs_again_anyway() -> bool:
+    """Whether somebody further out runs again what runs now: a replay or torch's checkpoint.
+
+    They (torch's in its non-reentrant form) keep nothing that is saved meanwhile, and count on
+    being offered the same tensors in both runs.
+    """
+    pack = _pack_hook_below_frames()
+    return (
+        isinstance(getattr(pack, "__self__", None), (Replay, _Collected))
+        or getattr(pack, "__module__", None) == "torch.utils.checkpoint"
+    )
+
+
+def _pack_hook_below_frames() -> Callable[[Tensor], object] | None:
+    """The hook that gets what is saved now, and that no keeper claims."""
+    pair: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    while pair is not None:
+        owner = getattr(pair[0], "__self__", None)
+        if not isinstance(owner, Frame):
+            return pair[0]
+        pair = owner._below
+    return None
+
+
+def _leaves(outputs: list[Any], since: int) -> list[Tensor]:
+    """The leaves that require grad in which the part of the graph made since then ends."""
+    found: list[Tensor] = []
+    nodes = [value.grad_fn for value in outputs if isinstance(value, Tensor)]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        elif node._sequence_nr() >= since:
+            further = {following for following, _ in node.next_functions} - seen
+            seen |= further
+            nodes += further
+    return found
 
 
 def _without_graph(value: Any) -> Any:
@@ -170,8 +251,8 @@ def _without_graph(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def _value_of(slot: Slot) -> Tensor:
-    return slot.replay.take(slot)
+def _value_of(packed: Slot | PackedParameter) -> Tensor:
+    return packed.replay.take(packed) if isinstance(packed, Slot) else packed.get()
 
 
 def _never_asked(_: None) -> Tensor:

@@ -6,6 +6,7 @@ code; use this class where the function to run again is your own and you know it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 import weakref
@@ -17,14 +18,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ascend_core.errors import ConfigError, ReplayError
+from ascend_core.errors import ConfigError, ReplayError, StorageError
+from ascend_core.layout import Layout, read
 from ascend_core.modes import ForwardState
-from ascend_core.storage import Released, release, why_not_releasable
-from ascend_recompute._replay import Replay
+from ascend_core.storage import Released, hollow, release, version_of, why_not_releasable
+from ascend_recompute._replay import Replay, runs_again_anyway
 
 __all__ = ["CheckpointChain", "CheckpointWithoutOutput"]
 
 ContextFactory = Callable[[], AbstractContextManager[Any]]
+
+# Devices without a state of their own to capture.
+_BARE = ("cpu", "meta")
 
 
 class CheckpointWithoutOutput:
@@ -40,8 +45,16 @@ class CheckpointWithoutOutput:
 
     One object serves one call of a function. Between 2 and 3 the output must not be read: doing so
     raises, but a view of it that was made before cannot be guarded, and reading one on CPU ends the
-    process. Without step 3 the consumer's backward reads freed memory: never leave it out when
-    the consumer's output requires grad.
+    process. Without step 3, or when another consumer's backward comes first, backward raises
+    autograd's error about a modification in place, with a version above 2**30. Without steps 2 and
+    3 this is an ordinary checkpoint.
+
+    The function must do the same when it runs again: its random numbers come from torch's default
+    generators (no generator of its own), and what it changes outside (the running statistics of a
+    `BatchNorm`) it changes twice. Inside torch's non-reentrant checkpoint, or a function that is
+    itself checkpointed here, everything is run again as a whole: there the function is just called
+    and nothing is freed. The same holds under `no_grad`, `torch.func` transforms and
+    `torch.compile`.
 
     Args:
         context_fn: Makes a context to enter when the function runs again, for modes that are not
@@ -58,9 +71,14 @@ class CheckpointWithoutOutput:
 
     def __init__(self, context_fn: ContextFactory | None = None) -> None:
         self._context_fn = context_fn
-        self._replay: Replay | None = None
         self._outputs: list[_Output] = []
-        self._released: dict[int, Released] = {}
+        # Dead when the graph of the call is gone, or has no more use for it.
+        self._replay: Callable[[], Replay | None] = _none
+        self._restoration: Callable[[], _Restoration | None] = _none
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of a module that keeps this object begins with an object that holds no call.
+        return type(self), (self._context_fn,)
 
     def checkpoint(
         self,
@@ -91,51 +109,49 @@ class CheckpointWithoutOutput:
                 "ranks at the same moment.",
                 instead="pass False; sequence parallelism shards activations without it.",
             )
-        if self._replay is not None:
+        if self._replay() is not None or self._restoration() is not None:
             raise ConfigError(
                 "this CheckpointWithoutOutput already holds a call whose backward has not run.",
                 why="one object serves one call.",
                 instead="make a new CheckpointWithoutOutput() in each forward.",
             )
-        if not (torch.is_grad_enabled() and _hooks_are_allowed()):
+        if not _is_worthwhile():
             return function(*args, **kwargs)
-        devices = {leaf.device for leaf in _tensors((args, kwargs)) if not leaf.is_cpu}
+        devices = {t.device for t in _tensors((args, kwargs)) if t.device.type not in _BARE}
         state = ForwardState.capture(devices=devices, context_fn=self._context_fn)
         replay = Replay(function, args, kwargs, state)
         outputs = replay.forward(args, kwargs)
-        noted = [
-            _Output(index, weakref.ref(leaf), leaf.detach(), leaf._version)
-            for index, leaf in enumerate(pytree.tree_leaves(outputs))
-            if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
-        if noted:
-            self._replay, self._outputs = replay, noted
+        self._outputs = _releasable(outputs, replay)
+        # The graph holds the replay by its slots; where it saved nothing, this object does.
+        self._replay = weakref.ref(replay) if replay.has_slots else lambda: replay
         return outputs
 
     def discard_output(self) -> None:
         """Free the storage of each output that can be freed.
 
-        An output stays when it does not require grad, is an input or a view of one, shares its
-        storage with anything else, or is a view of something larger. One that was modified in
-        place after the function returned it stays too, with a warning: running the function again
-        would not bring the modification back. Nothing is freed under `no_grad`.
+        An output stays when it does not require grad, is an input, a captured tensor or a view of
+        one, shares its storage with anything else, or is a view of something larger. One that was
+        modified in place after the function returned it stays too, with a warning: running the
+        function again would not bring the modification back. Nothing is freed under `no_grad`.
         """
+        replay, self._replay = self._replay(), _none
         outputs, self._outputs = self._outputs, []
+        if replay is None:
+            return
+        restoration = _Restoration(replay)
         for output in outputs:
-            assert self._replay is not None
-            tensor = output.tensor()
-            if tensor is None:  # the caller let go of it; autograd may not have
-                tensor = output.alias
-            others = [other.alias for other in outputs if other is not output]
-            if why_not_releasable(tensor, [*self._replay.inputs, *others]) is not None:
+            tensor = output.find()
+            if tensor is None:
                 continue
-            if tensor._version != output.version:
+            if version_of(tensor) != output.version:
                 warnings.warn(
                     "an output was modified in place after it was checkpointed; it is kept.",
                     stacklevel=2,
                 )
                 continue
-            self._released[output.index] = release(tensor, on_demand=self.recompute)
+            with contextlib.suppress(StorageError):  # the caller did something to its storage
+                restoration.add(output.index, release(tensor, on_demand=restoration))
+        self._restoration = weakref.ref(restoration)
 
     def recompute(self, grad: Tensor | None = None) -> None:
         """Run the function again and restore what was discarded; a hook for the consumer's output.
@@ -150,16 +166,9 @@ class CheckpointWithoutOutput:
             RuntimeError: When an argument was modified in place since the forward.
             ReplayError: When the function does not do again what it did in forward.
         """
-        replay = self._replay
-        if replay is None:
-            return
-        with replay.lock:
-            if self._replay is None:  # the hook of another consumer was first
-                return
-            try:
-                _restore(self._released, replay)
-            finally:
-                self._replay, self._released, self._outputs = None, {}, []
+        restoration = self._restoration()
+        if restoration is not None:
+            restoration()
 
     def discard_output_and_register_recompute(self, consumer_output: Tensor) -> None:
         """Steps 2 and 3 in one: discard now, restore before the backward of `consumer_output`."""
@@ -182,6 +191,9 @@ class CheckpointChain:
     def __init__(self, context_fn: ContextFactory | None = None) -> None:
         self._context_fn = context_fn
         self._links: list[CheckpointWithoutOutput] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._context_fn,)
 
     def __len__(self) -> int:
         return len(self._links)
@@ -209,42 +221,114 @@ class CheckpointChain:
             links.pop().recompute()
 
 
+class _Restoration:
+    """Puts the discarded outputs of one call back.
+
+    Held by the storages that it is to restore (a note in `ascend_core.storage` says how), so it
+    goes when the last of them is restored or dies.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._released: dict[int, weakref.ref[Released]] = {}
+
+    def add(self, index: int, released: Released) -> None:
+        """Note that output number `index` was released."""
+        self._released[index] = weakref.ref(released)
+
+    def __call__(self) -> None:
+        """Run the function again and put its outputs where they were discarded.
+
+        Each replayed output is dropped as soon as it is copied.
+        """
+        replay = self._replay
+        with replay.lock:  # the hook of another consumer may be at it, in another thread
+            waiting = [(i, there) for i, gone in self._released.items() if (there := gone())]
+            if not waiting:
+                return
+            values = replay.again()
+            for index, released in waiting:
+                if index >= len(values) or not isinstance(values[index], Tensor):
+                    raise ReplayError(
+                        f"a checkpointed function returned no tensor as its value number {index} "
+                        "when it ran again.",
+                        why="in forward it did, and that output has to be restored.",
+                        instead="return the same structure each time.",
+                    )
+                value, values[index] = values[index], None
+                restored = released.restore(value)
+                if restored is not None:
+                    replay.share(value, restored)
+                del value
+            self._released.clear()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Output:
-    """An output that requires grad, as the function returned it."""
+    """An output that can be released, as the function returned it. Holds none of its bytes."""
 
     index: int
     tensor: weakref.ref[Tensor]
-    alias: Tensor
+    storage: weakref.ref[torch.UntypedStorage]
+    layout: Layout
+    probe: Tensor
     version: int
 
+    @classmethod
+    def of(cls, index: int, tensor: Tensor) -> _Output:
+        storage = weakref.ref(tensor.untyped_storage())
+        probe, version = hollow(tensor), version_of(tensor)
+        return cls(index, weakref.ref(tensor), storage, read(tensor), probe, version)
 
-def _restore(released: dict[int, Released], replay: Replay) -> None:
-    """Run the function again and put its outputs where they were discarded.
+    def find(self) -> Tensor | None:
+        """The output, or a stand-in where the caller let go of it and autograd holds an alias."""
+        storage, tensor = self.storage(), self.tensor()
+        if storage is None:
+            return None
+        if tensor is None:
+            layout = self.layout
+            whole = torch.empty(0, dtype=layout.dtype, device=storage.device)
+            self.probe.data = whole.set_(storage, layout.offset, layout.size, layout.stride)
+            return self.probe
+        return tensor if tensor.untyped_storage() is storage else None
 
-    Each replayed output is dropped as soon as it is copied.
-    """
-    if not released:
-        return
-    values = replay.again()
-    if max(released) >= len(values):
-        raise ReplayError(
-            f"a checkpointed function returned {len(values)} values when it ran again.",
-            why=f"output number {max(released)} of its forward has to be restored.",
-            instead="return the same structure each time.",
+
+def _releasable(outputs: Any, replay: Replay) -> list[_Output]:
+    leaves = pytree.tree_leaves(outputs)
+    tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    return [
+        _Output.of(index, tensor)
+        for index, tensor in tensors
+        if tensor.requires_grad
+        and _is_made_since(replay.since, tensor)
+        and why_not_releasable(
+            tensor, [*replay.inputs, *(other for place, other in tensors if place != index)]
         )
-    for index, storage in released.items():
-        value, values[index] = values[index], None
-        storage.restore(value)
-        replay.share(value, storage.alias)
-        del value
+        is None
+    ]
+
+
+def _is_made_since(since: int, tensor: Tensor) -> bool:
+    """Whether the tensor, or what it is a view of, came out of a node made since then."""
+    base = tensor._base if tensor._is_view() else tensor
+    node = None if base is None else base.grad_fn
+    return node is not None and node._sequence_nr() >= since
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _hooks_are_allowed() -> bool:
-    """Whether this is not inside a `torch.func` transform, which forbids hooks on saved tensors."""
-    enabled: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-    return enabled
+def _is_worthwhile() -> bool:
+    """Whether leaving out what is saved is possible here, and saves anything."""
+    return (
+        torch.is_grad_enabled()
+        # A `torch.func` transform forbids hooks on saved tensors.
+        and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        and not torch.compiler.is_compiling()
+        and not runs_again_anyway()
+    )
+
+
+def _none() -> None:
+    return None
