@@ -6,7 +6,7 @@ autograd saves a tensor (a parameter stays as it is). So parameters, captured te
 hooks, `torch.autograd.grad` and double backward meet an ordinary graph. When backward asks for
 the first slot (or an output has to be restored) the function runs once more under hooks that
 collect what is saved, in the same order, and the slots are filled. The graph of that second run is
-thrown away; no backward runs inside a backward.
+thrown away; no backward runs inside a backward (unless the function takes a gradient itself).
 
 Who holds what: the graph's saved variables hold the slots, a slot holds its value and its `Replay`,
 a replay holds the arguments (detached, so no graph) and knows its slots weakly. When the graph
@@ -98,6 +98,7 @@ class Replay:
         self._slots: list[weakref.ref[Slot]] = []
         self.since: int = torch._C._autograd._get_sequence_nr()
         self.lock = threading.RLock()
+        self._in_forward = False
 
     @property
     def has_slots(self) -> bool:
@@ -106,8 +107,12 @@ class Replay:
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function on the caller's own arguments."""
-        with saved_tensors_hooks(self._leave_slot, _value_of):
-            outputs = self._function(*args, **kwargs)
+        self._in_forward = True
+        try:
+            with saved_tensors_hooks(self._leave_slot, _value_of):
+                outputs = self._function(*args, **kwargs)
+        finally:
+            self._in_forward = False
         leaves = _leaves(pytree.tree_leaves(outputs), self.since)
         self._reads += [(leaf, version_of(leaf)) for leaf in leaves]
         return outputs
@@ -133,7 +138,7 @@ class Replay:
             with (
                 self._state.replaying(),
                 torch.enable_grad(),
-                saved_tensors_hooks(collected.pack, _never_asked),
+                saved_tensors_hooks(collected.pack, _as_packed),
             ):
                 outputs = self._function(*args, **kwargs)
             self._fill(collected)
@@ -172,6 +177,8 @@ class Replay:
         return slot
 
     def _fill(self, collected: list[Tensor]) -> None:
+        if self._in_forward:  # the function takes a gradient itself, before it has saved all
+            del collected[len(self._slots) :]
         if len(collected) != len(self._slots):
             raise self._differs(f"{len(self._slots)} tensors", str(len(collected)))
         for reference, value in zip(self._slots, collected, strict=True):
@@ -197,9 +204,12 @@ class Replay:
 class _Collected(list[Tensor]):
     """What the second run saves, in order."""
 
-    def pack(self, tensor: Tensor) -> None:
+    def pack(self, tensor: Tensor) -> Tensor:
+        # Its graph keeps the value too: the function may take a gradient itself.
+        saved = tensor.detach()
         if not isinstance(tensor, Parameter):
-            self.append(tensor.detach())
+            self.append(saved)
+        return saved
 
 
 def runs_again_anyway() -> bool:
@@ -255,8 +265,8 @@ def _value_of(packed: Slot | PackedParameter) -> Tensor:
     return packed.replay.take(packed) if isinstance(packed, Slot) else packed.get()
 
 
-def _never_asked(_: None) -> Tensor:
-    raise AssertionError("the graph of a replay runs no backward")
+def _as_packed(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _name(function: Callable[..., Any]) -> str:
