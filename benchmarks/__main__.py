@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascend_core.errors import AscendError, ConfigError
+from benchmarks.allocator import keep_freed_memory
 from benchmarks.case import Case
 from benchmarks.report import document, result_path, table, write
 from benchmarks.timing import Row, run_case
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         sys.stdout.write("".join(f"{name}\n" for name in names))
         return 0
+    keep_freed_memory()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else None)
     try:
         rows = [row for name in names for row in _run(name, rounds, quick=options.quick)]
