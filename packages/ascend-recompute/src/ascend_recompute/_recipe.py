@@ -11,25 +11,29 @@ from torch import Tensor
 
 from ascend_core.layout import Layout
 from ascend_core.rng import RngState
-from ascend_core.saved import Packed, PackedParameter, Passed, StorageRecord
-
-Saved = Packed | Passed
+from ascend_core.saved import Packed, Saved, StorageRecord
 
 
 class Modes(NamedTuple):
-    """The thread's modes that change what a cheap operator computes."""
+    """The thread's modes that change what a cheap operator computes.
+
+    Attributes:
+        threads: On CPU the last bits of some operators depend on where the work is divided.
+    """
 
     device_type: str
     autocast: bool
     autocast_dtype: torch.dtype | None
     default_dtype: torch.dtype
+    threads: int
 
     @classmethod
     def now(cls, device_type: str) -> Modes:
         """The modes that are on for operators on devices of this type."""
         autocast = torch.is_autocast_enabled(device_type)
         dtype = torch.get_autocast_dtype(device_type) if autocast else None
-        return cls(device_type, autocast, dtype, torch.get_default_dtype())
+        threads = torch.get_num_threads()
+        return cls(device_type, autocast, dtype, torch.get_default_dtype(), threads)
 
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
@@ -38,15 +42,17 @@ class Modes(NamedTuple):
         Autocast's cache of weights is left alone: a cast that is made here, without grad, must
         not be handed to a later forward.
         """
-        before = torch.get_default_dtype()
+        dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
         torch.set_default_dtype(self.default_dtype)
+        torch.set_num_threads(self.threads)
         try:
             with torch.autocast(
                 self.device_type, self.autocast_dtype, self.autocast, cache_enabled=False
             ):
                 yield
         finally:
-            torch.set_default_dtype(before)
+            torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
 
 
 class Operand(NamedTuple):
@@ -60,25 +66,34 @@ class Operand(NamedTuple):
 class Made:
     """One recorded call: how the contents of a storage were computed.
 
-    It holds no tensor but parameters, only where its operands lie, so it keeps nothing alive.
-    `resolve` turns it into a `Recipe` when autograd holds every operand at that moment.
+    It holds no tensor, only where its operands lie, so it keeps nothing alive. `resolve` turns it
+    into a `Recipe` when autograd holds every operand at that moment.
+
+    [Note: reach, or why a recipe never costs more than plain]
+    A recipe refers to tensors that autograd saved. It must not be the last to hold them, and they
+    must be tensors that plain autograd would need unchanged as well. Both are certain for what
+    was saved by nodes that the asking node leads to: those live as long as it does, and a full
+    backward visits them after it. The asking node leads to the node of this call, and from there
+    along the edges to the nodes of the recorded calls before it. `reach` lists the saves of all
+    those, as ranges of serials. Whatever else saved an operand (a branch that may be dropped from
+    the loss, a parameter that no node saved) does not count.
 
     Attributes:
         function: The callable as the model called it.
-        values: Its arguments, those by position first; an `Operand` or a `PackedParameter`
-            stands for each tensor.
+        values: Its arguments, those by position first; an `Operand` stands for each tensor.
         names: The names of the last arguments, which were passed by keyword.
         stride: The strides of the output as the call returned it.
         version: The version of the output at which the recipe is good.
         nbytes: Size of the output's storage in bytes; the output covers it.
         own: The serials of the saves that this very call made: what its own node holds.
+        reach: The serials of what this call's node and those behind it hold.
         label: The module that made the call, for reports.
         modes, rng: What else the result depends on.
     """
 
     __slots__ = (
-        "function", "label", "modes", "names", "nbytes", "own", "rng", "stride", "values",
-        "version",
+        "function", "label", "modes", "names", "nbytes", "own", "reach", "rng", "stride",
+        "values", "version",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +106,7 @@ class Made:
         version: int,
         nbytes: int,
         own: range,
+        reach: tuple[range, ...],
         label: str,
         modes: Modes,
         rng: RngState | None = None,
@@ -102,55 +118,41 @@ class Made:
         self.version = version
         self.nbytes = nbytes
         self.own = own
+        self.reach = reach
         self.label = label
         self.modes = modes
         self.rng = rng
 
-    def resolve(self, limit: int) -> Recipe | None:
-        """A recipe whose inputs are all held by autograd now, or parameters, or made from such.
+    def operands(self) -> Iterator[Operand]:
+        """The tensor arguments."""
+        return (value for value in self.values if isinstance(value, Operand))
+
+    def resolve(self, limit: int, reach: tuple[range, ...]) -> Recipe | None:
+        """A recipe whose inputs autograd holds now, or that are made from such.
 
         Args:
             limit: The most operators that the recipe may run.
+            reach: The serials of the saves that may be referred to.
         """
         sources: list[Source | None] = []
         count = 1
         for value in self.values:
             source = None
             if isinstance(value, Operand):
-                source = self._source(value, limit - count)
+                source = _find_source(value, limit - count, reach)
                 if source is None:
                     return None
                 count += source.operators
             sources.append(source)
         return Recipe(self, sources, count) if count <= limit else None
 
-    def _source(self, operand: Operand, limit: int) -> Source | None:
-        """Where the operand comes from at backward; what this call's own node saved comes first."""
-        found: Source | None = None
-        for saved in operand.record.saved(operand.version):
-            source = _source_of_saved(saved, operand, own=saved.serial in self.own)
-            if source is not None and source.own:
-                return source
-            found = found or source
-        made = operand.record.made
-        if found is None and limit > 0 and made is not None and made.version == operand.version:
-            recipe = made.resolve(limit)
-            return None if recipe is None else Source(recipe, None, operand.layout, own=True)
-        return found
-
 
 class Source(NamedTuple):
-    """One input of a recipe: another recipe's output, or what autograd holds.
-
-    Attributes:
-        own: Whether the recorded call's own node (or the chain it hangs on) holds it; the node
-            that asks for the value keeps that one alive, so it costs nothing to refer to it.
-    """
+    """One input of a recipe: what autograd holds, or another recipe's output, or both."""
 
     recipe: Recipe | None
     saved: Saved | None
     layout: Layout
-    own: bool
 
     @property
     def operators(self) -> int:
@@ -159,36 +161,38 @@ class Source(NamedTuple):
 
     def value(self, memo: dict[Recipe, Tensor]) -> Tensor:
         """The input, in the layout that the call saw."""
-        if self.recipe is not None:
-            if self.saved is not None:
-                self.saved.check()
-            return self.layout.look_at(self.recipe.run(memo))
-        assert self.saved is not None
-        return self.layout.look_at(self.saved.get())
+        if self.recipe is None:
+            assert self.saved is not None
+            return self.layout.look_at(self.saved.borrow())
+        if isinstance(self.saved, Packed):
+            self.saved.check()
+        return self.layout.look_at(self.recipe.run(memo))
 
 
-def _source_of_saved(saved: Saved, operand: Operand, *, own: bool) -> Source | None:
-    claim = saved.claim if isinstance(saved, Packed) else None
-    if isinstance(claim, Rebuild):
-        return Source(claim.recipe, saved, operand.layout, own)
-    if saved.layout is None or saved.layout == operand.layout:
-        return Source(None, saved, operand.layout, own)
-    return None  # moved or handed down in another layout: its bytes cannot be seen in this one
+def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Source | None:
+    """Where an operand comes from at backward; what is held as it is comes first."""
+    rebuilt: Source | None = None
+    for saved in operand.record.saved(operand.version):
+        if not any(saved.serial in serials for serials in reach):
+            continue
+        if isinstance(saved, Packed) and isinstance(saved.claim, Rebuild):
+            rebuilt = Source(saved.claim.recipe, saved, operand.layout)
+        elif saved.shows(operand.layout):
+            return Source(None, saved, operand.layout)
+    if rebuilt is not None or limit <= 0:
+        return rebuilt
+    made: Made | None = operand.record.made
+    if made is None or made.version != operand.version:
+        return None
+    recipe = made.resolve(limit, reach)
+    return None if recipe is None else Source(recipe, None, operand.layout)
 
 
 class Recipe:
     """A recorded call with all its inputs at hand.
 
-    [Note: never more than plain]
-    A recipe refers to what autograd holds; it must not be the last to do so, or it would pin
-    inputs where the plain run held one output. Inputs that the recorded call's own node saved,
-    or that nodes further up its chain saved, live at least as long as the node that asks for the
-    value, because that node has an edge to them. Other inputs (saved by some branch that may be
-    dropped) count as foreign: a recipe is used only when its foreign inputs weigh no more than
-    the value it replaces.
-
     Attributes:
-        operators: How many operators a run executes.
+        operators: How many operators a run executes at most.
     """
 
     __slots__ = ("_made", "_sources", "_uses", "operators")
@@ -198,32 +202,19 @@ class Recipe:
         self._sources = sources
         self._uses = 0
         self.operators = operators
-        for source in self._inputs():
-            if source.recipe is not None:
+        for source in sources:
+            if source is not None and source.recipe is not None:
                 source.recipe._uses += 1
 
-    def _inputs(self) -> Iterator[Source]:
-        return (source for source in self._sources if source is not None)
-
-    def leaves(self) -> Iterator[tuple[Saved, bool]]:
-        """The saved tensors at the bottom, each with whether the chain itself holds it."""
-        for source in self._inputs():
+    def anchor(self) -> None:
+        """Mark the saved tensors that a run reads as needed where they are."""
+        for source in self._sources:
+            if source is None:
+                continue
             if source.recipe is not None:
-                yield from source.recipe.leaves()
-            elif source.saved is not None:
-                yield source.saved, source.own
-
-    def foreign_bytes(self) -> int:
-        """Bytes that this recipe could be the last to hold."""
-        own: set[object] = set()
-        foreign: dict[object, int] = {}
-        for saved, is_own in self.leaves():
-            key, nbytes = _weight(saved)
-            if is_own:
-                own.add(key)
-            else:
-                foreign[key] = nbytes
-        return sum(nbytes for key, nbytes in foreign.items() if key not in own)
+                source.recipe.anchor()
+            elif isinstance(source.saved, Packed):
+                source.saved.anchored = True
 
     def run(self, memo: dict[Recipe, Tensor]) -> Tensor:
         """Compute the value again; grad recording is off.
@@ -236,16 +227,16 @@ class Recipe:
             return known
         made = self._made
         values = [
-            source.value(memo) if source is not None else _as_passed(value)
+            value if source is None else source.value(memo)
             for source, value in zip(self._sources, made.values, strict=True)
         ]
         split = len(values) - len(made.names)
+        keywords = dict(zip(made.names, values[split:], strict=True))
         with contextlib.ExitStack() as stack:
             if made.rng is not None:
                 stack.enter_context(made.rng.replaying())
             if made.modes != Modes.now(made.modes.device_type):
                 stack.enter_context(made.modes.replaying())
-            keywords = dict(zip(made.names, values[split:], strict=True))
             output: Tensor = made.function(*values[:split], **keywords)
         if output.stride() != made.stride:
             output = _with_strides(output, made.stride)
@@ -254,24 +245,10 @@ class Recipe:
         return output
 
 
-def _as_passed(value: Any) -> Any:
-    return value.unchanged() if isinstance(value, PackedParameter) else value
-
-
 def _with_strides(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
     """The same values, laid out as the forward's output was."""
     empty = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
     return empty.copy_(tensor)
-
-
-def _weight(saved: Saved) -> tuple[object, int]:
-    """What identifies the bytes that a saved tensor holds, and how many they are."""
-    if isinstance(saved, Packed) and saved.claim is None:
-        storage = saved.alias.untyped_storage()
-        return storage._cdata, storage.nbytes()
-    layout = saved.layout
-    assert layout is not None
-    return saved, layout.nbytes
 
 
 class Rebuild:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,38 +12,15 @@ from torch.overrides import TorchFunctionMode
 
 from ascend_core.layout import Layout, read
 from ascend_core.rng import RngState
-from ascend_core.saved import Frame, Packed, PackedParameter, StorageRecord
+from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord, hollow
 from ascend_recompute._recipe import Made, Modes, Operand, Rebuild, Recipe
+from ascend_recompute._tally import Tally
 from ascend_recompute.policy import DROPOUT, Policy
 
-_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
-_VIEWS = frozenset(
-    f"{name}Backward0"
-    for name in ("View", "ReshapeAlias", "UnsafeView", "T", "Transpose", "Permute", "Unsqueeze")
-)
-
-
-class Tally:
-    """Bytes that are not held for backward, by the module whose call made them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bytes: dict[str, int] = {}
-
-    def begin(self, label: str) -> None:
-        """A new forward of the module begins."""
-        with self._lock:
-            self._bytes[label] = 0
-
-    def add(self, label: str, nbytes: int) -> None:
-        """A storage of so many bytes is dropped."""
-        with self._lock:
-            self._bytes[label] = self._bytes.get(label, 0) + nbytes
-
-    def by_label(self) -> dict[str, int]:
-        """Bytes dropped in the latest forward of each module."""
-        with self._lock:
-            return dict(self._bytes)
+_NODE_KEY = "ascend_recompute"
+_FLATTENS = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"))
+# Reaches of long chains are cut: what is forgotten is not rebuilt, and stays as in the plain run.
+_LONGEST_REACH = 64
 
 
 class RebuildKeeper:
@@ -57,13 +34,25 @@ class RebuildKeeper:
 
     moves = False
 
-    def __init__(self, policy: Policy, tally: Tally | None = None) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.tally = tally if tally is not None else Tally()
+        self.tally = Tally()
 
     def open(self, frame: Frame) -> Recorder:
-        """Begin to record in a frame."""
-        return Recorder(frame, self.policy, self.tally)
+        """Begin to record in a frame; what it drops is counted when it belongs to a forward."""
+        in_forward = torch._C._current_graph_task_id() == -1
+        if in_forward and not frame.over_foreign:
+            self.tally.begin()
+        return Recorder(frame, self.policy, self.tally if in_forward else Tally())
+
+
+class _OnNode(NamedTuple):
+    """What is noted on the autograd node of a recorded call, while autocast is on."""
+
+    recorder: weakref.ref[Recorder]
+    made: Made
+    seen: Operand
+    probe: Tensor
 
 
 class Recorder:
@@ -74,12 +63,11 @@ class Recorder:
         self._policy = policy
         self._tally = tally
         self._modes = Modes.now("cpu")
-        # Under autocast only: what was made, by the sequence number of its autograd node.
-        self._by_node: dict[int, tuple[Made, Operand]] = {}
 
     def close(self) -> None:
-        """The frame ends: nothing more can be claimed."""
-        self._by_node.clear()
+        """The frame ends. What was claimed stays good; there is nothing to give back."""
+
+    # Recording
 
     def call(
         self,
@@ -97,25 +85,28 @@ class Recorder:
         is_random = function in self._policy.random
         rng = _rng_before(function, args) if is_random else None
         output = function(*args, **kwargs)
-        if type(output) is not Tensor or not output.requires_grad or "out" in kwargs:
+        if not _can_be_recorded(output) or "out" in kwargs:
             return output
-        noted = self._note_arguments((*args, *kwargs.values()), output)
+        values = (*args, *kwargs.values())
+        noted = self._note_arguments(values, output)
         if noted is None:
             return output
         own = range(first + 1, self._frame.serial + 1)
+        names = tuple(kwargs)
         if is_random and rng is None:
             mask = self._saved_mask(own, output)
             if mask is None:
                 return output
-            function, noted, kwargs = torch.mul, (noted[0], mask), {}
+            function, noted, names = torch.mul, (noted[0], mask), ()
         made = Made(
             function,
             noted,
-            tuple(kwargs),
+            names,
             stride=output.stride(),
             version=output._version,
             nbytes=output.untyped_storage().nbytes(),
             own=own,
+            reach=_reach(own, values, noted, output),
             label=label,
             modes=self._modes_now(output),
             rng=rng,
@@ -128,15 +119,13 @@ class Recorder:
         storage = output.untyped_storage()
         noted: list[Any] = []
         for value in values:
-            if type(value) is Tensor and Layout.fits(value):
+            if isinstance(value, Tensor):
+                if not Layout.fits(value) or value.is_inference():
+                    return None
                 record = self._frame.table.track(value)
-                if record() is storage:  # a view, or the input itself: nothing was made
-                    return None
+                if record() is storage or value.device != output.device:
+                    return None  # a view or the input itself; or a copy between devices
                 noted.append(Operand(record, value._version, read(value)))
-            elif type(value) is torch.nn.Parameter:
-                if value.untyped_storage() is storage:
-                    return None
-                noted.append(PackedParameter(value))
             elif _may_hold_tensors(value):
                 return None
             else:
@@ -150,10 +139,11 @@ class Recorder:
         product's node saves; multiplying again gives the same bits and draws nothing.
         """
         record = self._frame.latest
-        if record is None or len(own) != 1 or _node_name(output) != "MulBackward0":
+        node = output.grad_fn
+        if record is None or len(own) != 1 or node is None or node.name() != "MulBackward0":
             return None
         mask = record.latest()
-        if mask is None or mask.serial not in own:
+        if mask is None or mask.serial not in own or isinstance(mask, PackedParameter):
             return None
         layout = mask.layout if mask.layout is not None else read(mask.alias)
         same = layout.size == output.size() and layout.dtype == output.dtype
@@ -167,12 +157,25 @@ class Recorder:
         record.made = made
         if made.modes.autocast and output.grad_fn is not None:
             seen = Operand(record, made.version, read(output))
-            self._by_node[output.grad_fn._sequence_nr()] = (made, seen)
-        if made.own and made.nbytes >= self._policy.min_bytes:
-            self._recipe(made, record, only_if_saved=True)
+            note = _OnNode(weakref.ref(self), made, seen, hollow(output))
+            _notes(output.grad_fn)[_NODE_KEY] = note
+        if made.own:
+            self._reconsider(made, record)
+
+    def _reconsider(self, made: Made, record: StorageRecord) -> None:
+        """Hand over what the call's own node kept, now that more is known.
+
+        The node may have saved its own output (tanh), for which there was no recipe yet, or
+        an operand whose sources it was about to save itself.
+        """
+        self._recipe(made, record, made)
+        for operand in made.operands():
+            before: Made | None = operand.record.made
+            if before is not None and before.version == operand.version:
+                self._recipe(before, operand.record, made)
 
     def _modes_now(self, output: Tensor) -> Modes:
-        """The modes in force; the same object as long as they are the same."""
+        """The modes in force; the same object for as long as they are the same."""
         modes = Modes.now(_device_type(output))
         if modes != self._modes:
             self._modes = modes
@@ -182,83 +185,91 @@ class Recorder:
 
     def claim(self, tensor: Tensor, record: StorageRecord) -> Rebuild | None:
         """Claim a saved tensor that a recorded call made, where rebuilding it is legal and pays."""
-        made = record.made if record.made is not None else self._made_by_autocast(tensor, record)
-        if (
-            made is None
-            or made.version != tensor._version
-            or made.nbytes < self._policy.min_bytes
-            or not tensor.requires_grad
-        ):
+        if not tensor.requires_grad:  # no edge leads from the asking node to the call's node
             return None
-        recipe = self._recipe(made, record)
+        made: Made | None = record.made
+        if made is None:
+            made = record.made = self._made_by_autocast(tensor)
+        if made is None or made.version != tensor._version:
+            return None
+        recipe = self._recipe(made, record, None)
         return None if recipe is None else Rebuild(recipe, read(tensor))
 
-    def _recipe(
-        self, made: Made, record: StorageRecord, *, only_if_saved: bool = False
-    ) -> Recipe | None:
-        """The recipe of a storage; whoever kept the storage until now lets go of it.
+    def _recipe(self, made: Made, record: StorageRecord, asking: Made | None) -> Recipe | None:
+        """The recipe of a storage for a node that asks; whoever kept the storage lets go of it.
 
         [Note: one storage, many saves]
         Dropping a storage pays only when nobody keeps it. So a storage that another recipe needs
-        as it is (anchored), or that another keeper has moved, is left alone, and a producer that
-        saved its own output (sigmoid, tanh) hands it over as soon as a recipe for it is legal.
+        as it is (anchored), that another keeper has moved, or that a node keeps which does not
+        reach the recipe's inputs, is left alone.
+
+        Args:
+            made: How the storage was made.
+            record: The storage.
+            asking: The call whose node asks and has saved already; None while a save is under
+                way, by a node of which only this is known, that it leads to the node of `made`.
         """
+        if made.nbytes < self._policy.min_bytes:
+            return None
+        may_let_go = made.own if asking is None else asking.own
         kept: list[Packed] = []
+        dropped_before = False
         for saved in record.saved(made.version):
-            if not isinstance(saved, Packed):
+            if isinstance(saved, Passed):
                 continue
-            if isinstance(saved.claim, Rebuild):
-                return saved.claim.recipe
-            if saved.anchored or saved.claim is not None:
+            if isinstance(saved, Packed) and isinstance(saved.claim, Rebuild):
+                dropped_before = True
+            elif isinstance(saved, PackedParameter) or not _lets_go(saved, may_let_go):
                 return None
-            kept.append(saved)
-        if only_if_saved and not kept:
+            else:
+                kept.append(saved)
+        if asking is not None and not kept:
             return None
-        recipe = made.resolve(self._policy.max_operators)
-        if recipe is None or recipe.foreign_bytes() > made.nbytes:
+        reach = made.reach if asking is None else asking.reach
+        recipe = made.resolve(self._policy.max_operators, reach)
+        if recipe is None:
             return None
-        for leaf, _ in recipe.leaves():
-            leaf.anchored = True
+        recipe.anchor()
         for saved in kept:
             saved.hand_over(Rebuild(recipe, read(saved.alias)))
-        self._tally.add(made.label, made.nbytes)
+        if not dropped_before:
+            self._tally.add(made.label, made.nbytes)
         return recipe
 
-    def _made_by_autocast(self, tensor: Tensor, record: StorageRecord) -> Made | None:
+    def _made_by_autocast(self, tensor: Tensor) -> Made | None:
         """How a copy that autocast made of a recorded output was made.
 
         Autocast casts the arguments of an operator below the level at which calls are recorded;
         the cast shows in the graph, between the saved tensor and the recorded call's node.
         """
-        if not self._by_node:
-            return None
         node = tensor.grad_fn
-        while node is not None and node.name() in _VIEWS:
-            node = node.next_functions[0][0]
+        flattened = False
+        while node is not None and node.name() in _FLATTENS:
+            node, flattened = node.next_functions[0][0], True
         if node is None or node.name() != "ToCopyBackward0":
             return None
         source = node.next_functions[0][0]
-        found = self._by_node.get(source._sequence_nr()) if source is not None else None
-        if found is None:
+        note = None if source is None else _notes(source).get(_NODE_KEY)
+        if not isinstance(note, _OnNode) or note.recorder() is not self:
             return None
-        origin, seen = found
-        nbytes = tensor.untyped_storage().nbytes()
-        if nbytes != seen.layout.size.numel() * tensor.element_size():
+        seen, probe = note.seen, note.probe
+        # The cast read the output as the call left it, on this device, and kept its strides.
+        if probe._version != seen.version or probe.device != tensor.device:
             return None
-        if _device_type(tensor) != origin.modes.device_type:
+        if not _same_strides(tensor, seen.layout, flattened=flattened):
             return None
-        made = record.made = Made(
+        return Made(
             Tensor.to,
             (seen, tensor.dtype),
             (),
             stride=seen.layout.stride,
             version=tensor._version,
-            nbytes=nbytes,
+            nbytes=tensor.untyped_storage().nbytes(),
             own=range(0),
-            label=origin.label,
-            modes=origin.modes,
+            reach=note.made.reach,
+            label=note.made.label,
+            modes=note.made.modes,
         )
-        return made
 
 
 class Recording(TorchFunctionMode):
@@ -274,9 +285,73 @@ class Recording(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call `function`, by way of the recorder when the policy covers it."""
+        if torch.compiler.is_compiling():
+            return function(*args, **(kwargs or {}))
         if function in self._operators:
             return self._recorder.call(self._label, function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
+
+
+def _can_be_recorded(output: Any) -> bool:
+    return (
+        type(output) is Tensor
+        and output.requires_grad
+        and Layout.fits(output)
+        and not output.is_meta
+    )
+
+
+def _reach(
+    own: range, values: tuple[Any, ...], noted: tuple[Any, ...], output: Tensor
+) -> tuple[range, ...]:
+    """The saves of the call's own node and of the recorded nodes behind it."""
+    behind: list[Made] = []
+    edges: set[Any] | None = None
+    for value, operand in zip(values, noted, strict=False):
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            continue
+        made: Made | None = operand.record.made
+        if made is None or made.version != operand.version or not made.reach:
+            continue
+        if edges is None:  # an operand may require grad and yet get none (`type_as`)
+            assert output.grad_fn is not None
+            edges = {node for node, _ in output.grad_fn.next_functions}
+        if value.grad_fn in edges:
+            behind.append(made)
+    if not behind:
+        return (own,) if own else ()
+    ranges = dict.fromkeys(serials for made in behind for serials in made.reach)
+    if own:
+        ranges[own] = None
+    return tuple(ranges)[-_LONGEST_REACH:]
+
+
+def _notes(node: Any) -> dict[str, Any]:
+    """The dictionary that lives as long as an autograd node (its stub is wrong)."""
+    notes: dict[str, Any] = node.metadata
+    return notes
+
+
+def _lets_go(saved: Packed, allowed: range) -> bool:
+    return saved.claim is None and not saved.anchored and saved.serial in allowed
+
+
+def _same_strides(tensor: Tensor, layout: Layout, *, flattened: bool) -> bool:
+    """Whether the cast that `tensor` shows has the strides of what was cast."""
+    if tensor.untyped_storage().nbytes() != layout.size.numel() * tensor.element_size():
+        return False
+    if not flattened:
+        return tensor.size() == layout.size and tensor.stride() == layout.stride
+    return tensor.is_contiguous() and _is_contiguous(layout)
+
+
+def _is_contiguous(layout: Layout) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(layout.size), reversed(layout.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _rng_before(function: Callable[..., Any], args: tuple[Any, ...]) -> RngState | None:
@@ -298,7 +373,3 @@ def _may_hold_tensors(value: Any) -> bool:
 
 def _device_type(tensor: Tensor) -> str:
     return "cpu" if tensor.is_cpu else tensor.device.type
-
-
-def _node_name(tensor: Tensor) -> str:
-    return "" if tensor.grad_fn is None else tensor.grad_fn.name()

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from ascend_core.errors import ConfigError
-from ascend_core.hooks import around_forward
 from ascend_core.saved import region
+from ascend_core.scope import around_forward
 from ascend_recompute import _modules
 from ascend_recompute._recorder import RebuildKeeper, Recorder, Recording
 from ascend_recompute.config import RecomputeActivationConfig
@@ -138,6 +138,5 @@ def _record(keeper: RebuildKeeper, label: str) -> Iterator[None]:
             return
         recorder = entered.frame.session(keeper)
         assert isinstance(recorder, Recorder)
-        keeper.tally.begin(label)
         with Recording(recorder, keeper.policy, label):
             yield

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ascend_core.layout import Layout
-from ascend_core.saved._packed import Packed, PackedParameter, Passed
+from ascend_core.saved._packed import Packed, PackedParameter, Passed, Saved
 from ascend_core.saved._records import StorageRecord, StorageTable
 from ascend_core.saved.keeper import Keeper, Session
 
-Hooks = tuple[Callable[[Tensor], object], Callable[[object], Tensor]]
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
 class Frame:
@@ -43,7 +44,7 @@ class Frame:
         self._order: list[tuple[Keeper, Session]] = []
         self._entered: dict[Keeper, int] = {}
         # One bound method, so that the pair on top of PyTorch's stack can be told by identity.
-        self.hooks: Hooks = (self._pack, _unpack)
+        self.hooks = (self._pack, _unpack)
 
     def session(self, keeper: Keeper) -> Session:
         """The keeper's work in this frame, begun when it is first asked for."""
@@ -74,39 +75,42 @@ class Frame:
         self._order.clear()
         self.table.clear()
 
-    def _pack(self, tensor: Tensor) -> object:
-        if isinstance(tensor, torch.nn.Parameter):
-            return PackedParameter(tensor) if self._below is None else self._pass_down(tensor)
+    def _pack(self, tensor: Tensor) -> Saved:
         self.serial += 1
         if not Layout.fits(tensor):  # sparse, nested, a subclass: nothing that a keeper can judge
-            return Packed(tensor, self.serial) if self._below is None else self._pass_down(tensor)
+            return self._leave(tensor)
         record = self.table.track(tensor)
         packed = self._decide(tensor, record)
         record.note(packed)
         self.latest = record
         return packed
 
-    def _decide(self, tensor: Tensor, record: StorageRecord) -> Packed | Passed:
+    def _decide(self, tensor: Tensor, record: StorageRecord) -> Saved:
+        if type(tensor) is nn.Parameter:
+            return self._leave(tensor)
         for keeper, session in self._order:
             if keeper.moves and (self.over_foreign or _backward_runs()):
                 continue
             claim = session.claim(tensor, record)
             if claim is not None:
-                packed = Packed(tensor, self.serial)
+                packed = Packed(tensor, self.serial, checked=not self.over_foreign)
                 packed.hand_over(claim)
                 return packed
-        return Packed(tensor, self.serial) if self._below is None else self._pass_down(tensor)
+        return self._leave(tensor)
 
-    def _pass_down(self, tensor: Tensor) -> Passed:
-        assert self._below is not None
-        pack, unpack = self._below
-        return Passed(tensor, self.serial, pack(tensor), unpack)
+    def _leave(self, tensor: Tensor) -> Saved:
+        """Leave a tensor that nobody claims to the pair below, or where it is."""
+        if self._below is not None:
+            pack, unpack = self._below
+            return Passed(tensor, self.serial, pack(tensor), unpack)
+        if type(tensor) is nn.Parameter:
+            return PackedParameter(tensor, self.serial)
+        return Packed(tensor, self.serial)
 
 
 def _backward_runs() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _unpack(packed: object) -> Tensor:
-    assert isinstance(packed, (Packed, PackedParameter, Passed))
+def _unpack(packed: Saved) -> Tensor:
     return packed.get()

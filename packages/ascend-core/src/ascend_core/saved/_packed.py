@@ -1,11 +1,17 @@
-"""What autograd holds in place of a saved tensor."""
+"""What autograd holds in place of a saved tensor.
+
+Three kinds, told apart by who has the bytes: `Packed` (kept where they are, or with a keeper),
+`PackedParameter` (with the model), `Passed` (with the pair of hooks below ours). All three answer
+`get()`, which is autograd asking, and `borrow()`, which is a claim on another tensor asking for
+its own input.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ascend_core.layout import Layout, read
 from ascend_core.saved._parameters import WithAttributes
@@ -28,19 +34,22 @@ class Packed:
         serial: Its place among the tensors saved in its frame.
         layout: The layout it was saved with; None while kept (the alias has it).
         anchored: Whether a claim of another tensor needs this one as it is.
+        checked: Whether a later write is an error. Not over somebody else's hooks: there the
+            plain run would not notice it either.
     """
 
     __slots__ = (
-        "__weakref__", "alias", "anchored", "claim", "layout", "serial", "version",
+        "__weakref__", "alias", "anchored", "checked", "claim", "layout", "serial", "version",
     )  # fmt: skip
 
-    def __init__(self, tensor: Tensor, serial: int) -> None:
+    def __init__(self, tensor: Tensor, serial: int, *, checked: bool = True) -> None:
         self.alias = tensor.detach()
         self.claim: Claim | None = None
         self.version: int = tensor._version
         self.serial = serial
         self.layout: Layout | None = None
         self.anchored = False
+        self.checked = checked
 
     def hand_over(self, claim: Claim) -> None:
         """Let `claim` bring the tensor back from now on. Frees this hold on the storage."""
@@ -48,9 +57,13 @@ class Packed:
         self.alias = hollow(self.alias)
         self.claim = claim
 
+    def shows(self, layout: Layout) -> bool:
+        """Whether `borrow` gives something that can be seen in `layout`."""
+        return self.claim is None or self.layout == layout
+
     def check(self) -> None:
         """Raise autograd's own error when the tensor was written to after it was saved."""
-        if self.alias._version != self.version:
+        if self.checked and self.alias._version != self.version:
             size = self.alias.size() if self.layout is None else self.layout.size
             raise written_to(self.alias, size, self.version)
 
@@ -66,54 +79,76 @@ class Packed:
         with torch.no_grad():
             return self.claim.value()
 
+    borrow = get
+
 
 class PackedParameter:
     """A saved parameter: it stays where it is, and its attributes stay with it."""
 
-    __slots__ = ("parameter", "version")
+    __slots__ = ("__weakref__", "alias", "serial", "version")
 
-    def __init__(self, parameter: Tensor) -> None:
-        self.parameter = parameter
+    def __init__(self, parameter: nn.Parameter, serial: int = 0) -> None:
+        self.alias = parameter
         self.version: int = parameter._version
+        self.serial = serial
 
-    def unchanged(self) -> Tensor:
+    def shows(self, layout: Layout) -> bool:
+        """True: its whole storage is there."""
+        return True
+
+    def borrow(self) -> Tensor:
         """The parameter itself.
 
         Raises:
             RuntimeError: When it was modified in place after it was saved, as without hooks.
         """
-        parameter = self.parameter
-        if parameter._version != self.version:
-            raise written_to(parameter, parameter.size(), self.version)
-        return parameter
+        if self.alias._version != self.version:
+            raise written_to(self.alias, self.alias.size(), self.version)
+        return self.alias
 
     def get(self) -> Tensor:
         """The parameter, or a stand-in that carries its Python attributes into backward."""
-        parameter = self.unchanged()
+        parameter = self.borrow()
         return WithAttributes(parameter) if parameter.__dict__ else parameter
 
 
 class Passed:
-    """A saved tensor that was handed to the pair of hooks below ours."""
+    """A saved tensor that was handed to the pair of hooks below ours.
 
-    __slots__ = ("__weakref__", "anchored", "layout", "packed", "serial", "unpack", "version")
+    [Note: the pair below is asked once]
+    A non-reentrant checkpoint, and a user's own pair, may count on being asked once per save and
+    backward. So what a claim borrowed early is held until autograd asks for it itself.
+    """
+
+    __slots__ = ("__weakref__", "_borrowed", "_packed", "_unpack", "layout", "serial", "version")
 
     def __init__(
         self, tensor: Tensor, serial: int, packed: object, unpack: Callable[[object], Tensor]
     ) -> None:
-        self.packed = packed
-        self.unpack = unpack
+        self._packed = packed
+        self._unpack = unpack
+        self._borrowed: Tensor | None = None
         self.layout = read(tensor)
         self.version: int = tensor._version
         self.serial = serial
-        self.anchored = False
 
-    def check(self) -> None:
-        """Nothing to check: the pair below decides what a later write means."""
+    def shows(self, layout: Layout) -> bool:
+        """Whether it was saved in this very layout: its bytes cannot be seen in another."""
+        return self.layout == layout
+
+    def borrow(self) -> Tensor:
+        """The saved tensor, before autograd asks for it."""
+        if self._borrowed is None:
+            self._borrowed = self._unpack(self._packed)
+        return self._borrowed
 
     def get(self) -> Tensor:
-        """The saved tensor, from the pair below."""
-        return self.unpack(self.packed)
+        """The saved tensor, as autograd asks for it."""
+        borrowed, self._borrowed = self._borrowed, None
+        return self._unpack(self._packed) if borrowed is None else borrowed
+
+
+Saved = Packed | PackedParameter | Passed
 
 
 def hollow(tensor: Tensor) -> Tensor:

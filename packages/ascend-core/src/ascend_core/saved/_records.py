@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, UntypedStorage
 
 if TYPE_CHECKING:
-    from ascend_core.saved._packed import Packed, Passed
+    from ascend_core.saved._packed import Saved
+
+
+# So many saves of one storage are noted before those that are gone are dropped.
+_MANY = 16
 
 
 class StorageRecord(weakref.ref[UntypedStorage]):
@@ -29,21 +33,23 @@ class StorageRecord(weakref.ref[UntypedStorage]):
 
     key: int
     made: Any
-    _saved: list[weakref.ref[Packed | Passed]]
+    _saved: list[weakref.ref[Saved]]
 
     # A weak reference compares and hashes as what it refers to; a record is only itself.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def note(self, packed: Packed | Passed) -> None:
+    def note(self, packed: Saved) -> None:
         """Remember that autograd holds `packed`, for as long as it does."""
+        if len(self._saved) >= _MANY:
+            self._saved = [reference for reference in self._saved if reference() is not None]
         self._saved.append(weakref.ref(packed))
 
-    def latest(self) -> Packed | Passed | None:
+    def latest(self) -> Saved | None:
         """The latest save of this storage, when autograd still holds it."""
         return self._saved[-1]() if self._saved else None
 
-    def saved(self, version: int) -> Iterator[Packed | Passed]:
+    def saved(self, version: int) -> Iterator[Saved]:
         """What autograd holds now of this storage at `version`, latest save first."""
         for reference in reversed(self._saved):
             packed = reference()
