@@ -322,10 +322,10 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _is_worthwhile() -> bool:
     """Whether leaving out what is saved is possible here, and saves anything."""
     return (
-        torch.is_grad_enabled()
-        # A `torch.func` transform forbids hooks on saved tensors.
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
         and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-        and not torch.compiler.is_compiling()
         and not runs_again_anyway()
     )
 
