@@ -1,0 +1,70 @@
+// What Python reaches through ctypes: settings, counters, faults. Plain C, so that no header of
+// torch is needed. The functions are exported by libascendcl.so. ascend_sim/_runtime.py mirrors the
+// structures field by field and compares ASCENDSIM_ABI before it calls anything else.
+#pragma once
+
+#include <stdint.h>
+
+#define ASCENDSIM_API extern "C" __attribute__((visibility("default")))
+
+#define ASCENDSIM_ABI 1u
+
+// The order in which submitted tasks run.
+enum AscendsimSchedule : int32_t {
+  ASCENDSIM_EAGER = 0,   // at submission
+  ASCENDSIM_THREAD = 1,  // by one worker thread per stream: copies and kernels overlap
+  ASCENDSIM_LAZY = 2,    // only when a synchronisation asks, with exactly what that depends on
+};
+
+struct AscendsimSettings {
+  uint64_t hbm_bytes;    // capacity of each device
+  uint64_t query_stall;  // lazy: this many queries of an event answer "not yet" and run nothing
+  double h2d_gbps;       // 1e9 bytes per second from host to device; 0: as fast as memcpy
+  double d2h_gbps;
+  double d2d_gbps;
+  double copy_latency_us;  // added to each copy that crosses between host and device
+  uint32_t devices;
+  int32_t schedule;  // AscendsimSchedule
+  int32_t poison;    // fill fresh and freed memory with a pattern that reads as NaN
+};
+
+// Totals since the process began, all devices together.
+struct AscendsimCounters {
+  uint64_t h2d_bytes, d2h_bytes, d2d_bytes;
+  uint64_t h2d_copies, d2h_copies, d2d_copies;
+  uint64_t synchronisations;  // calls in which the host waits for a stream, an event or a device
+  uint64_t event_queries;
+  uint64_t kernels;
+  uint64_t device_allocations, pinned_allocations;
+  uint64_t tasks_submitted, tasks_pending;
+  uint64_t device_bytes, pinned_bytes;  // held now
+  uint64_t faults_injected;
+};
+
+// What can be made to fail.
+enum AscendsimFault : int32_t {
+  ASCENDSIM_FAULT_DEVICE_ALLOCATION = 0,
+  ASCENDSIM_FAULT_PINNED_ALLOCATION = 1,
+  ASCENDSIM_FAULT_COPY = 2,
+  ASCENDSIM_FAULT_KERNEL = 3,
+};
+
+ASCENDSIM_API uint32_t ascendsim_abi();
+
+// Returns 0, or -1 when a stream or an allocation exists already: settings are fixed by then.
+ASCENDSIM_API int ascendsim_configure(const AscendsimSettings* settings);
+ASCENDSIM_API void ascendsim_settings(AscendsimSettings* settings);
+
+ASCENDSIM_API void ascendsim_counters(AscendsimCounters* counters);
+ASCENDSIM_API uint64_t ascendsim_device_bytes(uint32_t device);
+
+// Arms `fault`: its `nth` occurrence from now on fails, once. 0 disarms.
+// Returns how many occurrences were still to come (0: disarmed, or it has struck).
+ASCENDSIM_API uint64_t ascendsim_inject(int32_t fault, uint64_t nth);
+
+// Runs every task that can run, without counting a synchronisation or raising anything.
+ASCENDSIM_API void ascendsim_drain();
+
+// Takes the oldest asynchronous error, if there is one: copies at most `size` bytes of its text,
+// terminated, and returns 1. Returns 0 when there is none.
+ASCENDSIM_API int ascendsim_take_error(char* text, uint64_t size);
