@@ -192,7 +192,8 @@ def why_not_releasable(tensor: Tensor, others: Iterable[Tensor] = ()) -> str | N
     covered = tensor.numel() * tensor.element_size()
     if tensor.storage_offset() != 0 or storage.nbytes() != covered or not _is_dense(tensor):
         return "it is a view of a larger storage, which others may read."
-    if not storage.resizable():
+    # (`is_shared` is always true on CUDA.)
+    if not storage.resizable() or (tensor.is_cpu and storage.is_shared()):
         return "its storage cannot be resized (it is shared memory or belongs to another library)."
     if any(_shares(storage, other) for other in others):
         return "it shares its storage with an input, a parameter or another output."
