@@ -9,7 +9,7 @@ from torch import nn
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["Layout", "read"]
+__all__ = ["Layout", "fields", "read"]
 
 
 class Layout(NamedTuple):
@@ -136,10 +136,15 @@ class Layout(NamedTuple):
 
 def read(tensor: torch.Tensor) -> Layout:
     """The layout of a tensor that is known to fit; `Layout.of` without its check."""
-    return Layout(
+    return tuple.__new__(Layout, fields(tensor))
+
+
+def fields(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The fields of the tensor's layout, bare: what `read` makes a `Layout` of."""
+    return (
         tensor.size(),
         tensor.stride(),
-        cast("int", tensor.storage_offset()),
+        tensor.storage_offset(),
         tensor.dtype,
         tensor.is_conj(),
         tensor.is_neg(),

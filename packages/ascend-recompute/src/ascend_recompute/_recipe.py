@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ascend_core.layout import Layout
+from ascend_core.layout import Layout, fields
 from ascend_core.rng import RngState
 from ascend_core.saved import Packed, Saved, StorageRecord
 
@@ -35,6 +35,16 @@ class Modes(NamedTuple):
         threads = torch.get_num_threads()
         return cls(device_type, autocast, dtype, torch.get_default_dtype(), threads)
 
+    def differ(self, device_type: str) -> bool:
+        """Whether other modes are on now; cheaper than to compare with `now`."""
+        return (
+            torch.is_autocast_enabled(device_type) is not self.autocast
+            or device_type != self.device_type
+            or torch.get_default_dtype() is not self.default_dtype
+            or torch.get_num_threads() != self.threads
+            or (self.autocast and torch.get_autocast_dtype(device_type) is not self.autocast_dtype)
+        )
+
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
         """Put these modes in force.
@@ -55,12 +65,42 @@ class Modes(NamedTuple):
             torch.set_default_dtype(dtype)
 
 
-class Operand(NamedTuple):
-    """A tensor argument of a recorded call: which storage, at which version, seen how."""
+class Operand(tuple[Any, ...]):
+    """A tensor argument of a recorded call: which storage, at which version, seen how.
 
-    record: StorageRecord
-    version: int
-    layout: Layout
+    A bare tuple of the record, the version and the fields of `Layout`, since one is made for each
+    tensor argument of each recorded call and few are ever looked at.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: Tensor, record: StorageRecord) -> Operand:
+        """Note a tensor whose storage has this record."""
+        return tuple.__new__(cls, (record, tensor._version, *fields(tensor)))
+
+    @property
+    def record(self) -> StorageRecord:
+        """The storage."""
+        record: StorageRecord = self[0]
+        return record
+
+    @property
+    def version(self) -> int:
+        """The version that the call read."""
+        version: int = self[1]
+        return version
+
+    @property
+    def layout(self) -> Layout:
+        """How the call saw the storage."""
+        return Layout(*self[2:])
+
+    @property
+    def made(self) -> Made | None:
+        """How the contents that the call read were made, when that was recorded."""
+        made: Made | None = self[0].made
+        return made if made is not None and made.version == self[1] else None
 
 
 class Made:
@@ -82,9 +122,8 @@ class Made:
         function: The callable as the model called it.
         values: Its arguments, those by position first; an `Operand` stands for each tensor.
         names: The names of the last arguments, which were passed by keyword.
-        stride: The strides of the output as the call returned it.
-        version: The version of the output at which the recipe is good.
-        nbytes: Size of the output's storage in bytes; the output covers it.
+        output: The output as the call returned it; it covers its storage.
+        nbytes: Size of the output in bytes.
         own: The serials of the saves that this very call made: what its own node holds.
         reach: The serials of what this call's node and those behind it hold.
         label: The module that made the call, for reports.
@@ -92,8 +131,7 @@ class Made:
     """
 
     __slots__ = (
-        "function", "label", "modes", "names", "nbytes", "own", "reach", "rng", "stride",
-        "values", "version",
+        "function", "label", "modes", "names", "nbytes", "output", "own", "reach", "rng", "values",
     )  # fmt: skip
 
     def __init__(
@@ -101,27 +139,29 @@ class Made:
         function: Callable[..., Any],
         values: tuple[Any, ...],
         names: tuple[str, ...],
-        *,
-        stride: tuple[int, ...],
-        version: int,
+        output: Operand,
         nbytes: int,
         own: range,
         reach: tuple[range, ...],
         label: str,
         modes: Modes,
-        rng: RngState | None = None,
+        rng: RngState | None,
     ) -> None:
         self.function = function
         self.values = values
         self.names = names
-        self.stride = stride
-        self.version = version
+        self.output = output
         self.nbytes = nbytes
         self.own = own
         self.reach = reach
         self.label = label
         self.modes = modes
         self.rng = rng
+
+    @property
+    def version(self) -> int:
+        """The version of the output at which the recipe is good."""
+        return self.output.version
 
     def operands(self) -> Iterator[Operand]:
         """The tensor arguments."""
@@ -172,20 +212,19 @@ class Source(NamedTuple):
 def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Source | None:
     """Where an operand comes from at backward; what is held as it is comes first."""
     rebuilt: Source | None = None
+    layout = operand.layout
     for saved in operand.record.saved(operand.version):
         if not any(saved.serial in serials for serials in reach):
             continue
         if isinstance(saved, Packed) and isinstance(saved.claim, Rebuild):
-            rebuilt = Source(saved.claim.recipe, saved, operand.layout)
-        elif saved.shows(operand.layout):
-            return Source(None, saved, operand.layout)
+            rebuilt = Source(saved.claim.recipe, saved, layout)
+        elif saved.shows(layout):
+            return Source(None, saved, layout)
     if rebuilt is not None or limit <= 0:
         return rebuilt
-    made: Made | None = operand.record.made
-    if made is None or made.version != operand.version:
-        return None
-    recipe = made.resolve(limit, reach)
-    return None if recipe is None else Source(recipe, None, operand.layout)
+    made = operand.made
+    recipe = None if made is None else made.resolve(limit, reach)
+    return None if recipe is None else Source(recipe, None, layout)
 
 
 class Recipe:
@@ -235,11 +274,12 @@ class Recipe:
         with contextlib.ExitStack() as stack:
             if made.rng is not None:
                 stack.enter_context(made.rng.replaying())
-            if made.modes != Modes.now(made.modes.device_type):
+            if made.modes.differ(made.modes.device_type):
                 stack.enter_context(made.modes.replaying())
             output: Tensor = made.function(*values[:split], **keywords)
-        if output.stride() != made.stride:
-            output = _with_strides(output, made.stride)
+        stride = made.output.layout.stride
+        if output.stride() != stride:
+            output = _with_strides(output, stride)
         if self._uses > 1:
             memo[self] = output
         return output

@@ -15,10 +15,12 @@ from ascend_core.rng import RngState
 from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord, hollow
 from ascend_recompute._recipe import Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute._tally import Tally
-from ascend_recompute.policy import DROPOUT, Policy
+from ascend_recompute.policy import ACTIVATIONS, ARITHMETIC, CASTS, DROPOUT, NORMS, Policy
 
 _NODE_KEY = "ascend_recompute"
 _FLATTENS = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"))
+# Each operand of these that requires grad gets one.
+_TAKES_GRADIENTS_OF_ALL = ACTIVATIONS | ARITHMETIC | NORMS
 # Reaches of long chains are cut: what is forgotten is not rebuilt, and stays as in the plain run.
 _LONGEST_REACH = 64
 
@@ -51,7 +53,6 @@ class _OnNode(NamedTuple):
 
     recorder: weakref.ref[Recorder]
     made: Made
-    seen: Operand
     probe: Tensor
 
 
@@ -82,50 +83,57 @@ class Recorder:
             Just what the function returns.
         """
         first = self._frame.serial
-        is_random = function in self._policy.random
-        rng = _rng_before(function, args) if is_random else None
+        rng = _rng_before(function, args) if function in self._policy.random else None
         output = function(*args, **kwargs)
-        if not _can_be_recorded(output) or "out" in kwargs:
+        if not self._is_recordable(output):
             return output
-        values = (*args, *kwargs.values())
-        noted = self._note_arguments(values, output)
-        if noted is None:
+        values = (*args, *kwargs.values()) if kwargs else args
+        record = self._frame.table.track(output)
+        noted = self._note_arguments(values, record)
+        if noted is None or (function in CASTS and args[0].device != output.device):
             return output
         own = range(first + 1, self._frame.serial + 1)
         names = tuple(kwargs)
-        if is_random and rng is None:
+        if rng is None and function in self._policy.random:
             mask = self._saved_mask(own, output)
             if mask is None:
                 return output
             function, noted, names = torch.mul, (noted[0], mask), ()
-        made = Made(
-            function,
-            noted,
-            names,
-            stride=output.stride(),
-            version=output._version,
-            nbytes=output.untyped_storage().nbytes(),
-            own=own,
-            reach=_reach(own, values, noted, output),
-            label=label,
-            modes=self._modes_now(output),
-            rng=rng,
+        reach = _reach(own, function, values, noted, output)
+        seen, modes = Operand.of(output, record), self._modes_now(output)
+        record.made = made = Made(
+            function, noted, names, seen, output.nbytes, own, reach, label, modes, rng
         )
-        self._note_output(made, output)
+        if modes.autocast:
+            self._note_on_node(made, output)
+        if own:
+            self._reconsider(made, record)
         return output
 
-    def _note_arguments(self, values: tuple[Any, ...], output: Tensor) -> tuple[Any, ...] | None:
+    def _is_recordable(self, output: Any) -> bool:
+        """Whether it is one large enough tensor with a graph, and all there is in its storage."""
+        return (
+            type(output) is Tensor
+            and output.requires_grad
+            and output.layout is torch.strided
+            and output.nbytes >= self._policy.min_bytes
+            and not (output.is_meta or output.is_nested)
+            and output.untyped_storage().nbytes() == output.nbytes
+        )
+
+    def _note_arguments(
+        self, values: tuple[Any, ...], output: StorageRecord
+    ) -> tuple[Any, ...] | None:
         """The arguments without the tensors in them; None when the call cannot be recorded."""
-        storage = output.untyped_storage()
         noted: list[Any] = []
         for value in values:
             if isinstance(value, Tensor):
-                if not Layout.fits(value) or value.is_inference():
+                if not Layout.fits(value) or not (value.requires_grad or _has_version(value)):
                     return None
                 record = self._frame.table.track(value)
-                if record() is storage or value.device != output.device:
-                    return None  # a view or the input itself; or a copy between devices
-                noted.append(Operand(record, value._version, read(value)))
+                if record is output:  # a view, or the input itself: nothing was made
+                    return None
+                noted.append(Operand.of(value, record))
             elif _may_hold_tensors(value):
                 return None
             else:
@@ -146,21 +154,14 @@ class Recorder:
         if mask is None or mask.serial not in own or isinstance(mask, PackedParameter):
             return None
         layout = mask.layout if mask.layout is not None else read(mask.alias)
-        same = layout.size == output.size() and layout.dtype == output.dtype
-        return Operand(record, mask.version, layout) if same else None
+        if (layout.size, layout.dtype) != (output.size(), output.dtype):
+            return None
+        return Operand((record, mask.version, *layout))
 
-    def _note_output(self, made: Made, output: Tensor) -> None:
-        covered = output.numel() * output.element_size()
-        if covered != made.nbytes or output.storage_offset() != 0:
-            return  # part of a larger storage, which this call alone did not make
-        record = self._frame.table.track(output)
-        record.made = made
-        if made.modes.autocast and output.grad_fn is not None:
-            seen = Operand(record, made.version, read(output))
-            note = _OnNode(weakref.ref(self), made, seen, hollow(output))
-            _notes(output.grad_fn)[_NODE_KEY] = note
-        if made.own:
-            self._reconsider(made, record)
+    def _note_on_node(self, made: Made, output: Tensor) -> None:
+        """Note the call where a cast that autocast makes of its output can find it."""
+        assert output.grad_fn is not None
+        _notes(output.grad_fn)[_NODE_KEY] = _OnNode(weakref.ref(self), made, hollow(output))
 
     def _reconsider(self, made: Made, record: StorageRecord) -> None:
         """Hand over what the call's own node kept, now that more is known.
@@ -168,17 +169,18 @@ class Recorder:
         The node may have saved its own output (tanh), for which there was no recipe yet, or
         an operand whose sources it was about to save itself.
         """
-        self._recipe(made, record, made)
+        if record.latest() is not None:
+            self._recipe(made, record, made)
         for operand in made.operands():
-            before: Made | None = operand.record.made
-            if before is not None and before.version == operand.version:
+            before = operand.made
+            if before is not None:
                 self._recipe(before, operand.record, made)
 
     def _modes_now(self, output: Tensor) -> Modes:
         """The modes in force; the same object for as long as they are the same."""
-        modes = Modes.now(_device_type(output))
-        if modes != self._modes:
-            self._modes = modes
+        device_type = "cpu" if output.is_cpu else output.device.type
+        if self._modes.differ(device_type):
+            self._modes = Modes.now(device_type)
         return self._modes
 
     # Claiming
@@ -188,8 +190,8 @@ class Recorder:
         if not tensor.requires_grad:  # no edge leads from the asking node to the call's node
             return None
         made: Made | None = record.made
-        if made is None:
-            made = record.made = self._made_by_autocast(tensor)
+        if made is None and self._modes.autocast:
+            made = record.made = self._made_by_autocast(tensor, record)
         if made is None or made.version != tensor._version:
             return None
         recipe = self._recipe(made, record, None)
@@ -209,8 +211,6 @@ class Recorder:
             asking: The call whose node asks and has saved already; None while a save is under
                 way, by a node of which only this is known, that it leads to the node of `made`.
         """
-        if made.nbytes < self._policy.min_bytes:
-            return None
         may_let_go = made.own if asking is None else asking.own
         kept: list[Packed] = []
         dropped_before = False
@@ -236,7 +236,7 @@ class Recorder:
             self._tally.add(made.label, made.nbytes)
         return recipe
 
-    def _made_by_autocast(self, tensor: Tensor) -> Made | None:
+    def _made_by_autocast(self, tensor: Tensor, record: StorageRecord) -> Made | None:
         """How a copy that autocast made of a recorded output was made.
 
         Autocast casts the arguments of an operator below the level at which calls are recorded;
@@ -252,23 +252,27 @@ class Recorder:
         note = None if source is None else _notes(source).get(_NODE_KEY)
         if not isinstance(note, _OnNode) or note.recorder() is not self:
             return None
-        seen, probe = note.seen, note.probe
+        made, probe = note.made, note.probe
+        layout = made.output.layout
         # The cast read the output as the call left it, on this device, and kept its strides.
-        if probe._version != seen.version or probe.device != tensor.device:
+        if probe._version != made.version or probe.device != tensor.device:
             return None
-        if not _same_strides(tensor, seen.layout, flattened=flattened):
+        if not _same_strides(tensor, layout, flattened=flattened):
             return None
+        nbytes = tensor.untyped_storage().nbytes()
+        cast = layout._replace(dtype=tensor.dtype)
+        output = Operand((record, tensor._version, *cast))
         return Made(
             Tensor.to,
-            (seen, tensor.dtype),
+            (made.output, tensor.dtype),
             (),
-            stride=seen.layout.stride,
-            version=tensor._version,
-            nbytes=tensor.untyped_storage().nbytes(),
-            own=range(0),
-            reach=note.made.reach,
-            label=note.made.label,
-            modes=note.made.modes,
+            output,
+            nbytes,
+            range(0),
+            made.reach,
+            made.label,
+            made.modes,
+            None,
         )
 
 
@@ -292,38 +296,33 @@ class Recording(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _can_be_recorded(output: Any) -> bool:
-    return (
-        type(output) is Tensor
-        and output.requires_grad
-        and Layout.fits(output)
-        and not output.is_meta
-    )
-
-
 def _reach(
-    own: range, values: tuple[Any, ...], noted: tuple[Any, ...], output: Tensor
+    own: range,
+    function: Callable[..., Any],
+    values: tuple[Any, ...],
+    noted: tuple[Any, ...],
+    output: Tensor,
 ) -> tuple[range, ...]:
     """The saves of the call's own node and of the recorded nodes behind it."""
-    behind: list[Made] = []
-    edges: set[Any] | None = None
+    reach: tuple[range, ...] = (own,) if own else ()
     for value, operand in zip(values, noted, strict=False):
-        if not isinstance(value, Tensor) or not value.requires_grad:
+        if not isinstance(operand, Operand) or not isinstance(value, Tensor):
             continue
-        made: Made | None = operand.record.made
-        if made is None or made.version != operand.version or not made.reach:
+        made = operand.made
+        if made is None or not made.reach or not _has_edge(function, value, output):
             continue
-        if edges is None:  # an operand may require grad and yet get none (`type_as`)
-            assert output.grad_fn is not None
-            edges = {node for node, _ in output.grad_fn.next_functions}
-        if value.grad_fn in edges:
-            behind.append(made)
-    if not behind:
-        return (own,) if own else ()
-    ranges = dict.fromkeys(serials for made in behind for serials in made.reach)
-    if own:
-        ranges[own] = None
-    return tuple(ranges)[-_LONGEST_REACH:]
+        reach = made.reach + tuple(serials for serials in reach if serials not in made.reach)
+    return reach[-_LONGEST_REACH:]
+
+
+def _has_edge(function: Callable[..., Any], value: Tensor, output: Tensor) -> bool:
+    """Whether the output's node leads to the operand's: `type_as(other)` asks none of `other`."""
+    if not value.requires_grad:
+        return False
+    if function in _TAKES_GRADIENTS_OF_ALL:
+        return True
+    assert output.grad_fn is not None
+    return any(node is value.grad_fn for node, _ in output.grad_fn.next_functions)
 
 
 def _notes(node: Any) -> dict[str, Any]:
@@ -371,5 +370,6 @@ def _may_hold_tensors(value: Any) -> bool:
     return isinstance(value, (Tensor, dict))
 
 
-def _device_type(tensor: Tensor) -> str:
-    return "cpu" if tensor.is_cpu else tensor.device.type
+def _has_version(tensor: Tensor) -> bool:
+    """Whether writes to it can be noticed; not so for tensors made in inference mode."""
+    return not tensor.is_inference()

@@ -35,8 +35,8 @@ from torch.utils import _pytree as pytree
 from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
 from ascend_core.modes import ForwardState
-from ascend_core.saved import Frame, PackedParameter, written_to
-from ascend_core.storage import bring_back, hollow, version_of
+from ascend_core.saved import Frame, PackedParameter, hollow, written_to
+from ascend_core.storage import bring_back, version_of
 
 __all__ = ["Replay", "runs_again_anyway"]
 
