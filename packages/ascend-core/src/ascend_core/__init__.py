@@ -14,6 +14,7 @@ _EXPORTS = {
     "AscendError": "ascend_core.errors",
     "Backend": "ascend_core.device",
     "BudgetExceededError": "ascend_core.errors",
+    "Claim": "ascend_core.saved",
     "ConfigError": "ascend_core.errors",
     "DeviceCopy": "ascend_core.transfer",
     "DeviceUnavailableError": "ascend_core.errors",
@@ -27,6 +28,7 @@ _EXPORTS = {
     "HostCopy": "ascend_core.transfer",
     "HostMemoryError": "ascend_core.errors",
     "Kind": "ascend_core.memory",
+    "Keeper": "ascend_core.saved",
     "Layout": "ascend_core.layout",
     "LiveStorage": "ascend_core.memory",
     "LiveStorages": "ascend_core.memory",
@@ -51,6 +53,7 @@ _EXPORTS = {
     "get_feature": "ascend_core.feature",
     "measure_peak": "ascend_core.memory",
     "plot_timelines": "ascend_core.memory",
+    "region": "ascend_core.saved",
     "track_live": "ascend_core.memory",
 }
 
@@ -93,6 +96,9 @@ if TYPE_CHECKING:
     from ascend_core.pinned import PinnedPool as PinnedPool
     from ascend_core.pinned import PoolStats as PoolStats
     from ascend_core.rng import RngState as RngState
+    from ascend_core.saved import Claim as Claim
+    from ascend_core.saved import Keeper as Keeper
+    from ascend_core.saved import region as region
     from ascend_core.streams import Event as Event
     from ascend_core.streams import Stream as Stream
     from ascend_core.transfer import DeviceCopy as DeviceCopy

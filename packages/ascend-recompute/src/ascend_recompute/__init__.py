@@ -12,8 +12,11 @@ from ascend_core._lazy import lazy_exports
 # The one list of public names: each with the module that defines it.
 _EXPORTS = {
     "__version__": "ascend_recompute._version",
+    "CheckpointChain": "ascend_recompute.without_output",
     "CheckpointWithoutOutput": "ascend_recompute.without_output",
+    "Policy": "ascend_recompute.policy",
     "RecomputeActivationConfig": "ascend_recompute.config",
+    "rebuild_region": "ascend_recompute.activation",
     "recompute_activation": "ascend_recompute.activation",
 }
 
@@ -21,8 +24,11 @@ __all__ = list(_EXPORTS)
 
 if TYPE_CHECKING:
     from ascend_recompute._version import __version__ as __version__
+    from ascend_recompute.activation import rebuild_region as rebuild_region
     from ascend_recompute.activation import recompute_activation as recompute_activation
     from ascend_recompute.config import RecomputeActivationConfig as RecomputeActivationConfig
+    from ascend_recompute.policy import Policy as Policy
+    from ascend_recompute.without_output import CheckpointChain as CheckpointChain
     from ascend_recompute.without_output import CheckpointWithoutOutput as CheckpointWithoutOutput
 else:
     __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
