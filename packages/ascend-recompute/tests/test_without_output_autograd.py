@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -516,3 +517,67 @@ def test_an_ordinary_checkpoint_holds_its_inputs_and_output_alone() -> None:
         output.sum().backward()
         del output
     assert memory.held_bytes == sum(4 * w.numel() for w in layers.parameters()) + 4 * x.numel()
+
+
+def test_an_interrupted_replay_leaves_no_hooks_behind() -> None:
+    runs: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        runs.append(1)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return torch.sin(x)
+
+    x = x_of(4)
+    ckpt = CheckpointWithoutOutput()
+    d = ckpt.checkpoint(function, False, x).square()
+    ckpt.discard_output_and_register_recompute(d)
+    with pytest.raises(KeyboardInterrupt):
+        d.sum().backward()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_gradcheck_and_batched_gradients() -> None:
+    def function(x: Tensor) -> Tensor:
+        ckpt = CheckpointWithoutOutput()
+        d = ckpt.checkpoint(lambda x: torch.tanh(x) * x, False, x).square()
+        ckpt.discard_output_and_register_recompute(d)
+        return d
+
+    x = x_of(3).detach().double().requires_grad_()
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+    plain = (torch.tanh(x) * x).square()
+    for batched in (True, False):
+        (ours,) = torch.autograd.grad(function(x), x, torch.eye(3), is_grads_batched=True)
+        (expected,) = torch.autograd.grad(
+            plain, x, torch.eye(3), is_grads_batched=True, retain_graph=batched
+        )
+        assert torch.equal(ours, expected)
+
+
+def test_backward_in_another_thread(same_as_plain: Same) -> None:
+    down = nn.Linear(4, 4)
+
+    def program(make: Any, count: Any) -> list[Tensor | None]:
+        x = x_of(3, 4)
+        ckpt = make()
+        with torch.autocast("cpu", torch.bfloat16):
+            d = down(ckpt.checkpoint(count(lambda x: F.dropout(down(x))), False, x))
+        ckpt.discard_output_and_register_recompute(d)
+        thread = threading.Thread(target=d.float().sum().backward)
+        thread.start()
+        thread.join(30)
+        return [x.grad, *grads(down)]
+
+    same_as_plain(program, runs=2)
+
+
+def test_what_a_function_changes_outside_it_changes_twice() -> None:
+    # The documented limit, which every checkpoint has.
+    norm = nn.BatchNorm1d(4)
+    ckpt = CheckpointWithoutOutput()
+    d = ckpt.checkpoint(norm, False, x_of(3, 4)).square()
+    ckpt.discard_output_and_register_recompute(d)
+    d.sum().backward()
+    assert norm.num_batches_tracked == 2

@@ -526,3 +526,23 @@ def test_many_threads_train_models_of_their_own() -> None:
     for number in range(4):
         for left, right in zip(plain[number], ours[number], strict=True):
             assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("operator", [lambda c, g: F.silu(c), lambda c, g: c * g])
+def test_a_value_that_is_rebuilt_from_a_discarded_output(
+    same_as_plain: Same, operator: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    down = nn.Linear(64, 64)
+
+    def program(make: Any, count: Any) -> list[Tensor | None]:
+        x, g = x_of(64, 64), x_of(64, 64)
+        with rebuild_region() as tally:
+            ckpt = make()
+            c = ckpt.checkpoint(count(torch.tanh), False, x * 2)
+            d = down(operator(c, g))
+            ckpt.discard_output_and_register_recompute(d)
+        assert tally.by_label() == {"region": 64 * 64 * 4}
+        d.square().sum().backward()
+        return [x.grad, g.grad, *grads(down)]
+
+    same_as_plain(program, runs=2)

@@ -385,3 +385,22 @@ def test_a_module_that_keeps_the_object_can_be_copied_between_forward_and_backwa
         other.manager.discard_output()
     d.sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("change", ["share_memory", "set data", "resize"])
+def test_an_output_whose_storage_the_caller_changed_stays(change: str) -> None:
+    x, other = x_of(4), torch.full((4,), 5.0)
+    ckpt = CheckpointWithoutOutput()
+    y = ckpt.checkpoint(torch.sin, False, x)
+    d = y * 2
+    if change == "share_memory":
+        y.share_memory_()
+    elif change == "set data":
+        y.data = other
+    else:
+        y.untyped_storage().resize_(64)
+    ckpt.discard_output_and_register_recompute(d)
+    assert not is_released(y)
+    assert torch.equal(other, torch.full((4,), 5.0))
+    d.sum().backward()
+    assert torch.equal(x.grad, 2 * torch.cos(x.detach()))
