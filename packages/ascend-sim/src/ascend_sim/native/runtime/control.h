@@ -35,9 +35,10 @@ struct AscendsimCounters {
   uint64_t synchronisations;  // calls in which the host waits for a stream, an event or a device
   uint64_t event_queries;
   uint64_t kernels;
-  uint64_t device_allocations, pinned_allocations;
+  uint64_t device_allocations, pinned_allocations;  // asked of torch_npu's caching allocators
+  uint64_t device_segments, pinned_segments;        // asked of the runtime by those allocators
   uint64_t tasks_submitted, tasks_pending;
-  uint64_t device_bytes, pinned_bytes;  // held now
+  uint64_t device_bytes, pinned_bytes;  // held of the runtime now
   uint64_t faults_injected;
 };
 

@@ -48,5 +48,9 @@ ASCENDSIM_API void ascendsim_settle(void* stream);
 // Counts a kernel. Returns nonzero when an injected fault strikes it.
 ASCENDSIM_API int ascendsim_kernel_begins(const char* name);
 
+// Counts an allocation that a caching allocator is asked for (`fault`: one of the two kinds of
+// allocation). Returns nonzero when an injected fault strikes it.
+ASCENDSIM_API int ascendsim_allocation_begins(int32_t fault);
+
 // Reports that a kernel of `stream` failed. Copies the text. Any thread may call it.
 ASCENDSIM_API void ascendsim_report_error(void* stream, const char* text);

@@ -1,0 +1,124 @@
+// Streams, the tasks on them, and the order in which they run.
+//
+// A stream is a queue. Each task has a ticket: its place in the order of submission. A Point names
+// a ticket of a stream, and is reached once that many tasks have finished. Everything that waits,
+// waits for a Point: an event is the Point of its latest record, so that a wait binds to the record
+// that preceded it, as in CUDA and ACL, and a later record of the same event disturbs nobody.
+// Waits therefore only look back in the order of submission, and no cycle is possible.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace ascendsim {
+
+struct Stream;
+using StreamRef = std::shared_ptr<Stream>;
+using Lock = std::unique_lock<std::mutex>;
+
+struct Point {
+  StreamRef stream;  // null: reached from the beginning
+  uint64_t ticket = 0;
+
+  bool Reached() const;
+};
+
+struct Task {
+  const char* name = "";
+  std::function<void()> run;  // may be empty
+  Point after;                // what must be reached first
+  uint64_t flops = 0, bytes = 0;
+};
+
+// All fields are guarded by the scheduler's mutex.
+struct Stream {
+  int id = 0;
+  int device = 0;
+  std::deque<Task> queue;
+  uint64_t submitted = 0;
+  uint64_t finished = 0;
+  uint64_t queries = 0;   // since the last submission
+  bool busy = false;      // one of its tasks runs
+  bool stopping = false;  // its worker is to end
+  std::condition_variable wake;
+  std::thread worker;  // schedule `thread` only
+};
+
+struct Event {
+  Point last;            // of the latest record
+  uint64_t queries = 0;  // since then
+  uint64_t finished_ns = 0;
+};
+using EventRef = std::shared_ptr<Event>;
+
+class Scheduler;
+
+// Decides when tasks run. Called with the scheduler's mutex held; an implementation may release it
+// while a task runs.
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+  virtual void Submitted(Lock& lock, const StreamRef& stream) = 0;
+  virtual void Await(Lock& lock, const Point& goal) = 0;
+  // The host asked, for the `times`-th time in a row, whether `goal` is reached; it is not.
+  virtual void Polled(Lock& lock, const Point& goal, uint64_t times);
+};
+
+std::unique_ptr<Schedule> MakeSchedule(Scheduler& scheduler);
+
+class Scheduler {
+ public:
+  // Lives until the process ends, so that threads that outlive main() find it.
+  static Scheduler& Get();
+
+  StreamRef CreateStream(int device);
+  StreamRef DefaultStream(int device);
+  // Finds the stream behind a handle; null is the default stream of the current device.
+  StreamRef FindStream(void* handle);
+  // Waits for the stream's tasks, and forgets it.
+  void DestroyStream(const StreamRef& stream);
+
+  Point Submit(const StreamRef& stream, Task task);
+  void Record(const StreamRef& stream, const EventRef& event);
+  void MakeWait(const StreamRef& stream, const EventRef& event);
+
+  void Await(const StreamRef& stream);
+  void Await(const EventRef& event);
+  void AwaitDevice(int device);
+  void AwaitAll();
+
+  bool Query(const StreamRef& stream);
+  bool Query(const EventRef& event);
+  uint64_t FinishedNanoseconds(const EventRef& event);
+
+  uint64_t Submitted();
+  uint64_t Pending();
+
+  // For schedules, which hold the lock.
+  void RunFront(Lock& lock, const StreamRef& stream);
+  void RunUntil(Lock& lock, const Point& goal);
+  void WaitForChange(Lock& lock) { changed_.wait(lock); }
+
+ private:
+  Scheduler();
+  Point Push(const StreamRef& stream, Task task);
+  void Finish(const StreamRef& stream);
+  void AwaitEach(const std::function<bool(const Stream&)>& chosen);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // some task finished
+  std::unordered_map<void*, StreamRef> streams_;
+  std::unordered_map<int, StreamRef> defaults_;
+  int next_id_ = 0;
+  uint64_t submitted_ = 0;
+  std::unique_ptr<Schedule> schedule_;
+};
+
+}  // namespace ascendsim
