@@ -15,12 +15,23 @@ from ascend_core.rng import RngState
 from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord, hollow
 from ascend_recompute._recipe import Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute._tally import Tally
-from ascend_recompute.policy import ACTIVATIONS, ARITHMETIC, CASTS, DROPOUT, NORMS, Policy
+from ascend_recompute.policy import CASTS, DROPOUT, Policy
+
+Operator = Callable[..., Any]
+# A call as it is repeated: the function, its arguments, the names of the last of them.
+_Recorded = tuple[Operator, tuple[Any, ...], tuple[str, ...]]
 
 _NODE_KEY = "ascend_recompute"
 _FLATTENS = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"))
-# Each operand of these that requires grad gets one.
-_TAKES_GRADIENTS_OF_ALL = ACTIVATIONS | ARITHMETIC | NORMS
+_NO_CONSTANT = object()
+_CONSTANTS = (
+    bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+)  # fmt: skip
+_READ_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_WRITE_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+# So many views of an output are followed back to the call that made it.
+_LONGEST_VIEW = 8
 # Reaches of long chains are cut: what is forgotten is not rebuilt, and stays as in the plain run.
 _LONGEST_REACH = 64
 
@@ -49,11 +60,17 @@ class RebuildKeeper:
 
 
 class _OnNode(NamedTuple):
-    """What is noted on the autograd node of a recorded call, while autocast is on."""
+    """What is noted on the autograd node of a recorded call; it lives as long as the node.
+
+    Attributes:
+        recorder: Who recorded the call.
+        made: The call.
+        probe: Under autocast, shares the version counter of the output.
+    """
 
     recorder: weakref.ref[Recorder]
     made: Made
-    probe: Tensor
+    probe: Tensor | None
 
 
 class Recorder:
@@ -63,7 +80,14 @@ class Recorder:
         self._frame = frame
         self._policy = policy
         self._tally = tally
+        self._self = weakref.ref(self)
         self._modes = Modes.now("cpu")
+
+    def forget(self, tensor: Tensor) -> None:
+        """Its contents may be written to without any version counter moving (`tensor.data`)."""
+        record = self._frame.table.find(tensor) if Layout.fits(tensor) else None
+        if record is not None:
+            record.made = None
 
     def close(self) -> None:
         """The frame ends. What was claimed stays good; there is nothing to give back."""
@@ -73,7 +97,7 @@ class Recorder:
     def call(
         self,
         label: str,
-        function: Callable[..., Any],
+        function: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -90,22 +114,22 @@ class Recorder:
         values = (*args, *kwargs.values()) if kwargs else args
         record = self._frame.table.track(output)
         noted = self._note_arguments(values, record)
-        if noted is None or (function in CASTS and args[0].device != output.device):
-            return output
         own = range(first + 1, self._frame.serial + 1)
-        names = tuple(kwargs)
-        if rng is None and function in self._policy.random:
-            mask = self._saved_mask(own, output)
-            if mask is None:
-                return output
-            function, noted, names = torch.mul, (noted[0], mask), ()
-        reach = _reach(own, function, values, noted, output)
+        recorded = None if noted is None else (function, noted, tuple(kwargs))
+        if noted is not None and rng is None and function in self._policy.random:
+            recorded = self._with_saved_mask(noted, own, output)
+        elif noted is not None and function in CASTS:
+            recorded = _cast(function, noted, tuple(kwargs), values, output)
+        if recorded is None:
+            return output
+        function, noted, names = recorded
+        reach = self._reach(own, values, noted, output)
         seen, modes = Operand.of(output, record), self._modes_now(output)
         record.made = made = Made(
             function, noted, names, seen, output.nbytes, own, reach, label, modes, rng
         )
-        if modes.autocast:
-            self._note_on_node(made, output)
+        probe = hollow(output) if modes.autocast else None
+        _notes(output.grad_fn)[_NODE_KEY] = _OnNode(self._self, made, probe)
         if own:
             self._reconsider(made, record)
         return output
@@ -134,21 +158,23 @@ class Recorder:
                 if record is output:  # a view, or the input itself: nothing was made
                     return None
                 noted.append(Operand.of(value, record))
-            elif _may_hold_tensors(value):
-                return None
             else:
-                noted.append(value)
+                constant = _constant(value)
+                if constant is _NO_CONSTANT:
+                    return None
+                noted.append(constant)
         return tuple(noted)
 
-    def _saved_mask(self, own: range, output: Tensor) -> Operand | None:
-        """The scaled mask that dropout multiplied with, when its node saved just that.
+    def _with_saved_mask(
+        self, noted: tuple[Any, ...], own: range, output: Tensor
+    ) -> _Recorded | None:
+        """Dropout as a product with the scaled mask, when its node saved just that.
 
         On CPU `at::dropout` is a product with a mask of zeros and 1 / (1 - p), which the
         product's node saves; multiplying again gives the same bits and draws nothing.
         """
         record = self._frame.latest
-        node = output.grad_fn
-        if record is None or len(own) != 1 or node is None or node.name() != "MulBackward0":
+        if record is None or len(own) != 1 or _name(output.grad_fn) != "MulBackward0":
             return None
         mask = record.latest()
         if mask is None or mask.serial not in own or isinstance(mask, PackedParameter):
@@ -156,12 +182,21 @@ class Recorder:
         layout = mask.layout if mask.layout is not None else read(mask.alias)
         if (layout.size, layout.dtype) != (output.size(), output.dtype):
             return None
-        return Operand((record, mask.version, *layout))
+        (dropped,) = (value for value in noted if isinstance(value, Operand))
+        return torch.mul, (dropped, Operand((record, mask.version, *layout))), ()
 
-    def _note_on_node(self, made: Made, output: Tensor) -> None:
-        """Note the call where a cast that autocast makes of its output can find it."""
-        assert output.grad_fn is not None
-        _notes(output.grad_fn)[_NODE_KEY] = _OnNode(weakref.ref(self), made, hollow(output))
+    def _reach(
+        self, own: range, values: tuple[Any, ...], noted: tuple[Any, ...], output: Tensor
+    ) -> tuple[range, ...]:
+        """The saves of the call's own node and of the recorded nodes behind it."""
+        reach: tuple[range, ...] = (own,) if own else ()
+        for value, operand in zip(values, noted, strict=False):
+            made = operand.made if isinstance(operand, Operand) else None
+            if made is None or not made.reach or not isinstance(value, Tensor):
+                continue
+            if _has_edge(output, value) and _leads_to(value, made):
+                reach = made.reach + tuple(r for r in reach if r not in made.reach)
+        return reach[-_LONGEST_REACH:]
 
     def _reconsider(self, made: Made, record: StorageRecord) -> None:
         """Hand over what the call's own node kept, now that more is known.
@@ -187,12 +222,10 @@ class Recorder:
 
     def claim(self, tensor: Tensor, record: StorageRecord) -> Rebuild | None:
         """Claim a saved tensor that a recorded call made, where rebuilding it is legal and pays."""
-        if not tensor.requires_grad:  # no edge leads from the asking node to the call's node
-            return None
         made: Made | None = record.made
         if made is None and self._modes.autocast:
             made = record.made = self._made_by_autocast(tensor, record)
-        if made is None or made.version != tensor._version:
+        if made is None or made.version != tensor._version or not _leads_to(tensor, made):
             return None
         recipe = self._recipe(made, record, None)
         return None if recipe is None else Rebuild(recipe, read(tensor))
@@ -246,23 +279,24 @@ class Recorder:
         flattened = False
         while node is not None and node.name() in _FLATTENS:
             node, flattened = node.next_functions[0][0], True
-        if node is None or node.name() != "ToCopyBackward0":
+        if node is None or _name(node) != "ToCopyBackward0":
             return None
         source = node.next_functions[0][0]
         note = None if source is None else _notes(source).get(_NODE_KEY)
-        if not isinstance(note, _OnNode) or note.recorder() is not self:
+        if not isinstance(note, _OnNode) or note.recorder() is not self or note.probe is None:
             return None
         made, probe = note.made, note.probe
         layout = made.output.layout
         # The cast read the output as the call left it, on this device, and kept its strides.
-        if probe._version != made.version or probe.device != tensor.device:
+        if made.output.made is not made or probe._version != made.version:
+            return None
+        if probe.device != tensor.device:
             return None
         if not _same_strides(tensor, layout, flattened=flattened):
             return None
         nbytes = tensor.untyped_storage().nbytes()
-        cast = layout._replace(dtype=tensor.dtype)
-        output = Operand((record, tensor._version, *cast))
-        return Made(
+        output = Operand((record, tensor._version, *layout._replace(dtype=tensor.dtype)))
+        cast = Made(
             Tensor.to,
             (made.output, tensor.dtype),
             (),
@@ -274,6 +308,8 @@ class Recorder:
             made.modes,
             None,
         )
+        _notes(node)[_NODE_KEY] = _OnNode(self._self, cast, None)
+        return cast
 
 
 class Recording(TorchFunctionMode):
@@ -293,36 +329,56 @@ class Recording(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         if function in self._operators:
             return self._recorder.call(self._label, function, args, kwargs or {})
+        if function in (_READ_DATA, _WRITE_DATA):
+            self._recorder.forget(args[0])
         return function(*args, **(kwargs or {}))
 
 
-def _reach(
-    own: range,
-    function: Callable[..., Any],
-    values: tuple[Any, ...],
-    noted: tuple[Any, ...],
-    output: Tensor,
-) -> tuple[range, ...]:
-    """The saves of the call's own node and of the recorded nodes behind it."""
-    reach: tuple[range, ...] = (own,) if own else ()
-    for value, operand in zip(values, noted, strict=False):
-        if not isinstance(operand, Operand) or not isinstance(value, Tensor):
-            continue
-        made = operand.made
-        if made is None or not made.reach or not _has_edge(function, value, output):
-            continue
-        reach = made.reach + tuple(serials for serials in reach if serials not in made.reach)
-    return reach[-_LONGEST_REACH:]
+def _cast(
+    function: Operator, noted: tuple[Any, ...], names: tuple[str, ...], values: Any, output: Tensor
+) -> _Recorded | None:
+    """A cast as it can be repeated: on one device, and without the tensor that named the dtype."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors or tensors[0].device != output.device:
+        return None
+    if len(tensors) == 2:  # `x.type_as(other)`, `x.to(other)`
+        (source, _) = (value for value in noted if isinstance(value, Operand))
+        return Tensor.to, (source, output.dtype), ()
+    return function, noted, names
 
 
-def _has_edge(function: Callable[..., Any], value: Tensor, output: Tensor) -> bool:
-    """Whether the output's node leads to the operand's: `type_as(other)` asks none of `other`."""
-    if not value.requires_grad:
-        return False
-    if function in _TAKES_GRADIENTS_OF_ALL:
-        return True
-    assert output.grad_fn is not None
-    return any(node is value.grad_fn for node, _ in output.grad_fn.next_functions)
+def _has_edge(output: Tensor, value: Tensor) -> bool:
+    """Whether the output's graph leads to an operand; `type_as(other)` asks none of `other`."""
+    node = output.grad_fn
+    for _ in range(_LONGEST_VIEW):  # a composite operator is a short chain of nodes
+        if node is None or value.grad_fn is None:
+            return False
+        behind = node.next_functions
+        if any(operand is value.grad_fn for operand, _ in behind):
+            return True
+        node = behind[0][0] if len(behind) == 1 else None
+    return False
+
+
+def _leads_to(tensor: Tensor, made: Made) -> bool:
+    """Whether the tensor's graph leads to the node of a call, by way of views of its output.
+
+    Not so for a leaf that was made of the output by `detach().requires_grad_()`.
+    """
+    node = tensor.grad_fn
+    for _ in range(_LONGEST_VIEW):
+        if node is None:
+            return False
+        note = _notes(node).get(_NODE_KEY)
+        if isinstance(note, _OnNode):
+            return note.made is made
+        behind = node.next_functions
+        node = behind[0][0] if len(behind) == 1 else None
+    return False
+
+
+def _name(node: Any) -> str:
+    return "" if node is None else str(node.name())
 
 
 def _notes(node: Any) -> dict[str, Any]:
@@ -353,7 +409,7 @@ def _is_contiguous(layout: Layout) -> bool:
     return True
 
 
-def _rng_before(function: Callable[..., Any], args: tuple[Any, ...]) -> RngState | None:
+def _rng_before(function: Operator, args: tuple[Any, ...]) -> RngState | None:
     """The random state that the call is about to use.
 
     None for dropout on CPU, whose mask is saved by its own node and serves as well.
@@ -364,10 +420,14 @@ def _rng_before(function: Callable[..., Any], args: tuple[Any, ...]) -> RngState
     return RngState.capture({tensor.device for tensor in tensors if not tensor.is_cpu})
 
 
-def _may_hold_tensors(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_may_hold_tensors(item) for item in value)
-    return isinstance(value, (Tensor, dict))
+def _constant(value: Any) -> Any:
+    """The value, as it will still be in backward; `_NO_CONSTANT` when nobody can promise that."""
+    if isinstance(value, _CONSTANTS):
+        return value
+    if type(value) in (list, tuple):
+        items = tuple(_constant(item) for item in value)
+        return _NO_CONSTANT if any(item is _NO_CONSTANT for item in items) else items
+    return _NO_CONSTANT
 
 
 def _has_version(tensor: Tensor) -> bool:

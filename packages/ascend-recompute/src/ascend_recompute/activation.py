@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from ascend_core.errors import ConfigError
-from ascend_core.saved import region
+from ascend_core.saved import Region, region
 from ascend_core.scope import around_forward
 from ascend_recompute import _modules
 from ascend_recompute._recorder import RebuildKeeper, Recorder, Recording
@@ -33,9 +36,14 @@ class ActivationRecompute:
     def __init__(self, model: nn.Module, modules: _modules.Named, policy: Policy) -> None:
         self._modules = list(modules)
         self._keeper = RebuildKeeper(policy)
-        self._hooks = [around_forward(model, lambda: region(self._keeper))]
+        self._hooks = [around_forward(model, self._whole)]
         for name, module in modules.items():
             self._hooks.append(around_forward(module, self._recording(name)))
+
+    def _whole(self) -> Region:
+        if torch._C._current_graph_task_id() == -1:  # not a checkpoint's recomputation
+            self._keeper.tally.begin()
+        return region(self._keeper)
 
     def _recording(self, name: str) -> Any:
         return lambda: _record(self._keeper, name)
@@ -133,10 +141,16 @@ def rebuild_region(policy: Policy | None = None, *, label: str = "region") -> It
 def _record(keeper: RebuildKeeper, label: str) -> Iterator[None]:
     """Record the calls of one module's forward, when anything is saved there at all."""
     with region(keeper) as entered:
-        if entered.frame is None:
+        if entered.frame is None or _results_are_changed():
             yield
             return
         recorder = entered.frame.session(keeper)
         assert isinstance(recorder, Recorder)
         with Recording(recorder, keeper.policy, label):
             yield
+
+
+def _results_are_changed() -> bool:
+    """Whether a function mode of the user's own is on, which backward would run without."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(not isinstance(mode, (Recording, DeviceContext)) for mode in modes)

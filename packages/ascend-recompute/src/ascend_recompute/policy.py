@@ -28,7 +28,7 @@ Operator = Callable[..., Any]
 ACTIVATIONS: frozenset[Operator] = frozenset({
     F.gelu, F.silu, F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.mish, F.softplus,
     F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, F.hardtanh, F.hardswish, F.hardsigmoid,
-    F.logsigmoid, F.glu, F.prelu, F.tanh, F.sigmoid,
+    F.logsigmoid, F.glu, F.prelu,
     torch.relu, torch.selu, torch.celu, torch.prelu, torch.sigmoid, torch.tanh,
     torch.nn.functional.threshold,
     Tensor.relu, Tensor.sigmoid, Tensor.tanh,
@@ -45,7 +45,7 @@ ARITHMETIC: frozenset[Operator] = frozenset({
     Tensor.clamp, Tensor.where, Tensor.maximum, Tensor.minimum, Tensor.addcmul, Tensor.log,
     Tensor.log1p, Tensor.expm1, Tensor.masked_fill,
     Tensor.multiply, Tensor.divide, Tensor.subtract, Tensor.true_divide,
-    Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__rsub__, Tensor.__mul__,
+    Tensor.__rsub__, Tensor.__mul__,
     Tensor.__rmul__, Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__,
     Tensor.__neg__,
 })  # fmt: skip
