@@ -196,6 +196,19 @@ def test_ar_02_the_peak_of_a_replay_is_its_outputs_and_one_restored_output() -> 
     consumed.backward()
 
 
+def test_ar_02_an_output_that_the_function_saves_exists_once_after_its_restoration() -> None:
+    size = 1 << 20
+    x = torch.ones(size, requires_grad=True)
+    ckpt = CheckpointWithoutOutput()
+    y = ckpt.checkpoint(torch.tanh, False, x)
+    d = y.square()
+    ckpt.discard_output()
+    with measure_peak("cpu") as memory:
+        ckpt.recompute()
+    assert 4 * size <= memory.held_bytes < 4 * size + 64 * 1024
+    d.sum().backward()
+
+
 def test_ar_03_arguments_come_back_by_position_and_keyword(same_as_plain: Same) -> None:
     mask = torch.tensor([True, False, True])
 

@@ -233,14 +233,17 @@ def test_a_write_within_the_function_to_what_it_saved_raises_as_plain() -> None:
             run(x_of(3)).sum().backward()
 
 
-def test_a_weight_updated_between_forward_and_backward_where_plain_is_right() -> None:
-    # Plain autograd has the old output; a replay would make another one: it must not be silent.
+@pytest.mark.parametrize("target", ["weight", "captured"])
+def test_a_write_that_plain_autograd_would_not_mind_is_not_silent_either(target: str) -> None:
+    # Plain has the old output saved; a replay would make another one.
     first, down = nn.Linear(4, 4), nn.Linear(4, 4)
+    captured = x_of(2, 4) * 3
     ckpt = CheckpointWithoutOutput()
-    d = down(ckpt.checkpoint(first, False, torch.ones(2, 4)))
+    c = ckpt.checkpoint(lambda x: torch.sin(first(x) * captured), False, torch.ones(2, 4))
+    d = down(c)
     ckpt.discard_output_and_register_recompute(d)
     with torch.no_grad():
-        first.weight.add_(1)
+        (first.weight if target == "weight" else captured).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(d.sum(), down.weight)
 
