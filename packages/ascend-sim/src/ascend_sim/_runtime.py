@@ -1,0 +1,146 @@
+"""The C interface of the simulated runtime (native/runtime/control.h), through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from pathlib import Path
+
+from ascend_sim.config import SCHEDULES, SimConfig
+from ascend_sim.counters import Counters
+
+ABI = 1
+
+# The names by which torch_npu finds the runtime. The first has all functions, the others need it.
+LIBRARIES = (
+    "libascendcl.so",
+    "libhccl.so",
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+)
+ALLOCATORS = "libascendsim_allocators.so"
+KERNELS = "libascendsim_kernels.so"
+
+_TEXT_BYTES = 4096
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = (
+        ("hbm_bytes", ctypes.c_uint64),
+        ("query_stall", ctypes.c_uint64),
+        ("h2d_gbps", ctypes.c_double),
+        ("d2h_gbps", ctypes.c_double),
+        ("d2d_gbps", ctypes.c_double),
+        ("copy_latency_us", ctypes.c_double),
+        ("devices", ctypes.c_uint32),
+        ("schedule", ctypes.c_int32),
+        ("poison", ctypes.c_int32),
+    )
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            "h2d_bytes",
+            "d2h_bytes",
+            "d2d_bytes",
+            "h2d_copies",
+            "d2h_copies",
+            "d2d_copies",
+            "synchronisations",
+            "event_queries",
+            "kernels",
+            "device_allocations",
+            "pinned_allocations",
+            "device_segments",
+            "pinned_segments",
+            "tasks_submitted",
+            "tasks_pending",
+            "device_bytes",
+            "pinned_bytes",
+            "faults_injected",
+        )
+    )
+
+
+class Runtime:
+    """The loaded libraries.
+
+    Args:
+        folder: Where the compiled libraries are. They are loaded by path, once; torch_npu's own
+            attempts to load them by name then find them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._libraries = [ctypes.CDLL(str(folder / name)) for name in LIBRARIES]
+        self._folder = folder
+        self._acl = self._libraries[0]
+        self._acl.ascendsim_abi.restype = ctypes.c_uint32
+        self._acl.ascendsim_device_bytes.restype = ctypes.c_uint64
+        self._acl.ascendsim_inject.restype = ctypes.c_uint64
+        self._acl.ascendsim_inject.argtypes = (ctypes.c_int32, ctypes.c_uint64)
+        self._acl.ascendsim_take_error.argtypes = (ctypes.c_char_p, ctypes.c_uint64)
+        assert self._acl.ascendsim_abi() == ABI
+
+    def configure(self, config: SimConfig) -> None:
+        """Fix the settings; nothing may have used the runtime before."""
+        settings = _Settings(
+            hbm_bytes=config.hbm_bytes,
+            query_stall=config.query_stall,
+            h2d_gbps=config.h2d_gbps or 0.0,
+            d2h_gbps=config.d2h_gbps or 0.0,
+            d2d_gbps=config.d2d_gbps or 0.0,
+            copy_latency_us=config.copy_latency_us,
+            devices=config.devices,
+            schedule=SCHEDULES.index(config.schedule),
+            poison=int(config.poison),
+        )
+        status = self._acl.ascendsim_configure(ctypes.byref(settings))
+        assert status == 0, "the runtime was used before it was configured"
+
+    def install(self, library: str, option: bool) -> int:
+        """Load a library that extends torch_npu, and let it install itself.
+
+        Returns:
+            What its `ascendsim_*_install` returns.
+
+        Raises:
+            RuntimeError: When that fails.
+        """
+        loaded = ctypes.CDLL(str(self._folder / library))
+        self._libraries.append(loaded)
+        stem = library.removeprefix("lib").removesuffix(".so")
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        result: int = loaded[f"{stem}_install"](int(option), text, ctypes.c_uint64(_TEXT_BYTES))
+        if result < 0:
+            raise RuntimeError(f"{library}: {text.value.decode(errors='replace')}")
+        return result
+
+    def counters(self) -> Counters:
+        """Read the counters."""
+        read = _Counters()
+        self._acl.ascendsim_counters(ctypes.byref(read))
+        names = [field.name for field in dataclasses.fields(Counters)]
+        return Counters(**{name: getattr(read, name) for name in names})
+
+    def device_bytes(self, device: int) -> int:
+        """Bytes of a device's memory that the allocators hold."""
+        return int(self._acl.ascendsim_device_bytes(device))
+
+    def inject(self, fault: int, nth: int) -> int:
+        """Arm a fault, or disarm it with 0; return how far away it still was."""
+        return int(self._acl.ascendsim_inject(fault, nth))
+
+    def drain(self) -> None:
+        """Run every task that was submitted."""
+        self._acl.ascendsim_drain()
+
+    def take_error(self) -> str | None:
+        """Take the oldest error of a task that failed, if there is one."""
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        if not self._acl.ascendsim_take_error(text, _TEXT_BYTES):
+            return None
+        return text.value.decode(errors="replace")

@@ -1,0 +1,3 @@
+"""The version of ascend-sim."""
+
+__version__ = "0.1.0"

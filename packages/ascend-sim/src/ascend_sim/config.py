@@ -1,0 +1,153 @@
+"""What kind of device is simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ascend_sim.errors import ConfigError
+
+SCHEDULES = ("eager", "thread", "lazy")
+MAX_DEVICES = 64
+
+PREFIX = "ASCENDSIM_"
+# Read elsewhere: where compiled libraries are kept, and the compiler.
+NOT_OPTIONS = {"CACHE", "CXX"}
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """Options of the simulated device.
+
+    Attributes:
+        hbm: Memory of each device: bytes, or a size such as "64M" or "1.5G" (powers of 1024).
+        devices: How many devices there are.
+        schedule: When a submitted task runs. "eager": at once. "thread": on one thread per stream.
+            "lazy": only when a synchronisation asks, with exactly what that depends on, so that a
+            missing synchronisation shows on every run.
+        h2d_gbps: Bandwidth from host to device in 1e9 bytes per second; None: as fast as it goes.
+        d2h_gbps: The same from device to host.
+        d2d_gbps: The same within and between devices.
+        copy_latency_us: Microseconds added to each copy between host and device.
+        poison: Fill fresh and freed memory with bytes that read as NaN.
+        query_stall: In "lazy", an event answers "not yet" this often before a query lets a task
+            run. The caching allocators query on every allocation, so a small number hides races;
+            any number lets a polling loop end.
+        strict: Raise where a program calls an operator that torch_npu itself would have to run and
+            that no simulated kernel stands for, instead of leaving it to torch_npu.
+    """
+
+    hbm: str | int = "4G"
+    devices: int = 1
+    schedule: str = "eager"
+    h2d_gbps: float | None = None
+    d2h_gbps: float | None = None
+    d2d_gbps: float | None = None
+    copy_latency_us: float = 0.0
+    poison: bool = False
+    query_stall: int = 100_000
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            ConfigError: When one cannot be.
+        """
+        if self.hbm_bytes <= 0:
+            raise ConfigError(f"hbm={self.hbm!r} leaves the device no memory.")
+        if not 1 <= self.devices <= MAX_DEVICES:
+            raise ConfigError(f"devices={self.devices} is not between 1 and {MAX_DEVICES}.")
+        if self.schedule not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            raise ConfigError(f"There is no schedule {self.schedule!r}.", instead=f"one of {known}")
+        for name in ("h2d_gbps", "d2h_gbps", "d2d_gbps"):
+            speed = getattr(self, name)
+            if speed is not None and not (speed > 0 and math.isfinite(speed)):
+                raise ConfigError(
+                    f"{name}={speed} is no bandwidth.", instead="a positive number, or None"
+                )
+        if not (self.copy_latency_us >= 0 and math.isfinite(self.copy_latency_us)):
+            raise ConfigError(f"copy_latency_us={self.copy_latency_us} is no duration.")
+        if self.query_stall < 0:
+            raise ConfigError(f"query_stall={self.query_stall} is negative.")
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Memory of each device in bytes."""
+        return parse_size(self.hbm)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], **options: Any) -> SimConfig:
+        """Make a config of `ASCENDSIM_*` variables; `options` have the last word.
+
+        Args:
+            environment: Such as `os.environ`. `ASCENDSIM_HBM=64M` is `hbm="64M"`, and so on.
+            options: Fields of this class.
+
+        Raises:
+            ConfigError: When a variable is no option, or its text is no value of it.
+        """
+        readers = _readers()
+        values: dict[str, Any] = {}
+        for variable, text in environment.items():
+            name = variable.removeprefix(PREFIX)
+            if name == variable or name in NOT_OPTIONS:
+                continue
+            field = name.lower()
+            if field not in readers:
+                raise ConfigError(
+                    f"{variable} is no option of the simulated NPU.",
+                    instead="one of " + ", ".join(PREFIX + name.upper() for name in readers),
+                )
+            try:
+                values[field] = readers[field](text)
+            except ValueError as error:
+                raise ConfigError(f"{variable}={text!r} cannot be read.", why=str(error)) from error
+        for name in options.keys() - readers.keys():
+            raise ConfigError(
+                f"{name} is no option of the simulated NPU.", instead="one of " + ", ".join(readers)
+            )
+        return cls(**{**values, **options})
+
+
+def parse_size(size: str | int) -> int:
+    """Turn a size such as "64M", "1.5 GiB" or 4096 into bytes.
+
+    Raises:
+        ConfigError: When it is none.
+    """
+    if isinstance(size, int):
+        return size
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise ConfigError(f"{size!r} is no size.", instead='a number of bytes, or such as "64M"')
+    number, unit = match.groups()
+    return int(float(number) * _UNITS[unit.upper()])
+
+
+def _readers() -> dict[str, Callable[[str], Any]]:
+    """Say for each option how its text is read."""
+    by_type: dict[str, Callable[[str], Any]] = {
+        "str | int": str,
+        "str": str,
+        "int": int,
+        "float": float,
+        "float | None": float,
+        "bool": _truth,
+    }
+    return {field.name: by_type[str(field.type)] for field in dataclasses.fields(SimConfig)}
+
+
+def _truth(text: str) -> bool:
+    try:
+        return _TRUTH[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"one of {', '.join(_TRUTH)} is needed") from None
