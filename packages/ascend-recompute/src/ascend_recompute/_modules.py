@@ -66,7 +66,7 @@ def _find_mlps(model: nn.Module) -> Named:
     """The outermost modules that look like an MLP."""
     found: Named = {}
     for name, module in model.named_modules():
-        inside_another = any(name.startswith(f"{outer}.") for outer in found)
+        inside_another = any(outer == "" or name.startswith(f"{outer}.") for outer in found)
         if not inside_another and _looks_like_mlp(name, module):
             found[name] = module
     if not found:

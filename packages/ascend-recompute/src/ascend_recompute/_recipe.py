@@ -65,6 +65,10 @@ class Modes(NamedTuple):
             torch.set_default_dtype(dtype)
 
 
+# What a record's `made` is once its storage may be written to unseen (through `tensor.data`).
+UNKNOWABLE = object()
+
+
 class Operand(tuple[Any, ...]):
     """A tensor argument of a recorded call: which storage, at which version, seen how.
 
@@ -99,8 +103,8 @@ class Operand(tuple[Any, ...]):
     @property
     def made(self) -> Made | None:
         """How the contents that the call read were made, when that was recorded."""
-        made: Made | None = self[0].made
-        return made if made is not None and made.version == self[1] else None
+        made = self[0].made
+        return made if isinstance(made, Made) and made.version == self[1] else None
 
 
 class Made:
@@ -211,6 +215,8 @@ class Source(NamedTuple):
 
 def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Source | None:
     """Where an operand comes from at backward; what is held as it is comes first."""
+    if operand.record.made is UNKNOWABLE:
+        return None
     rebuilt: Source | None = None
     layout = operand.layout
     for saved in operand.record.saved(operand.version):
@@ -278,7 +284,7 @@ class Recipe:
                 stack.enter_context(made.modes.replaying())
             output: Tensor = made.function(*values[:split], **keywords)
         stride = made.output.layout.stride
-        if output.stride() != stride:
+        if output.stride() != stride or output.untyped_storage().nbytes() != made.nbytes:
             output = _with_strides(output, stride)
         if self._uses > 1:
             memo[self] = output
@@ -286,7 +292,7 @@ class Recipe:
 
 
 def _with_strides(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The same values, laid out as the forward's output was."""
+    """The same values, laid out and alone in their storage as the forward's output was."""
     empty = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
     return empty.copy_(tensor)
 

@@ -35,8 +35,8 @@ from torch.utils import _pytree as pytree
 from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
 from ascend_core.modes import ForwardState
-from ascend_core.saved import Frame, PackedParameter, hollow, written_to
-from ascend_core.storage import bring_back, version_of
+from ascend_core.saved import Frame, PackedParameter, written_to
+from ascend_core.storage import bring_back, hollow, version_of
 
 __all__ = ["Replay", "runs_again_anyway"]
 
@@ -232,7 +232,7 @@ def _pack_hook_below_frames() -> Callable[[Tensor], object] | None:
         owner = getattr(pair[0], "__self__", None)
         if not isinstance(owner, Frame):
             return pair[0]
-        pair = owner._below
+        pair = owner.below
     return None
 
 

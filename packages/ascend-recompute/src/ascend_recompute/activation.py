@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from ascend_core.errors import ConfigError
 from ascend_core.saved import Region, region
 from ascend_core.scope import around_forward
 from ascend_recompute import _modules
-from ascend_recompute._recorder import RebuildKeeper, Recorder, Recording
+from ascend_recompute._recorder import RebuildKeeper, Recorder
+from ascend_recompute._recording import Recording, results_are_changed
 from ascend_recompute.config import RecomputeActivationConfig
 from ascend_recompute.policy import DEFAULT, Policy
 
@@ -141,16 +140,10 @@ def rebuild_region(policy: Policy | None = None, *, label: str = "region") -> It
 def _record(keeper: RebuildKeeper, label: str) -> Iterator[None]:
     """Record the calls of one module's forward, when anything is saved there at all."""
     with region(keeper) as entered:
-        if entered.frame is None or _results_are_changed():
+        if entered.frame is None or results_are_changed():
             yield
             return
         recorder = entered.frame.session(keeper)
         assert isinstance(recorder, Recorder)
         with Recording(recorder, keeper.policy, label):
             yield
-
-
-def _results_are_changed() -> bool:
-    """Whether a function mode of the user's own is on, which backward would run without."""
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(not isinstance(mode, (Recording, DeviceContext)) for mode in modes)

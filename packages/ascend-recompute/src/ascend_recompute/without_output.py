@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 from ascend_core.errors import ConfigError, ReplayError, StorageError
 from ascend_core.layout import Layout, read
 from ascend_core.modes import ForwardState
-from ascend_core.saved import hollow
-from ascend_core.storage import Released, release, version_of, why_not_releasable
+from ascend_core.storage import Released, hollow, release, version_of, why_not_releasable
 from ascend_recompute._replay import Replay, runs_again_anyway
 
 __all__ = ["CheckpointChain", "CheckpointWithoutOutput"]

@@ -18,7 +18,7 @@ as a new tensor, which loses its Python attributes: `_parameters` gives them bac
 from __future__ import annotations
 
 from ascend_core.saved._frame import Frame
-from ascend_core.saved._packed import Packed, PackedParameter, Passed, Saved, hollow, written_to
+from ascend_core.saved._packed import Packed, PackedParameter, Passed, Saved, written_to
 from ascend_core.saved._records import StorageRecord, StorageTable
 from ascend_core.saved._region import Region, region
 from ascend_core.saved.keeper import Claim, Keeper, Session
@@ -35,7 +35,6 @@ __all__ = [
     "Session",
     "StorageRecord",
     "StorageTable",
-    "hollow",
     "region",
     "written_to",
 ]

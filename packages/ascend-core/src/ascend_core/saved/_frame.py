@@ -30,21 +30,25 @@ class Frame:
         table: The storages that this frame has seen and that are still alive.
         serial: How many tensors were saved in this frame.
         latest: The record of the storage that was saved last.
-        over_foreign: Whether somebody else's pair of hooks is below.
+        below: Somebody else's pair of hooks that this frame was opened over, or None.
     """
 
     def __init__(self, below: Hooks | None) -> None:
         self.table = StorageTable()
         self.serial = 0
         self.latest: StorageRecord | None = None
-        self.over_foreign = below is not None
-        self._below = below
+        self.below = below
         self._sessions: dict[Keeper, Session] = {}
         # Innermost region first; a keeper that was entered twice stands once, where it stood.
         self._order: list[tuple[Keeper, Session]] = []
         self._entered: dict[Keeper, int] = {}
         # One bound method, so that the pair on top of PyTorch's stack can be told by identity.
         self.hooks = (self._pack, _unpack)
+
+    @property
+    def over_foreign(self) -> bool:
+        """Whether somebody else's pair of hooks is below."""
+        return self.below is not None
 
     def session(self, keeper: Keeper) -> Session:
         """The keeper's work in this frame, begun when it is first asked for."""
@@ -100,8 +104,8 @@ class Frame:
 
     def _leave(self, tensor: Tensor) -> Saved:
         """Leave a tensor that nobody claims to the pair below, or where it is."""
-        if self._below is not None:
-            pack, unpack = self._below
+        if self.below is not None:
+            pack, unpack = self.below
             return Passed(tensor, self.serial, pack(tensor), unpack)
         if type(tensor) is nn.Parameter:
             return PackedParameter(tensor, self.serial)

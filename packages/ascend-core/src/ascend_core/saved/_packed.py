@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ascend_core.layout import Layout, read
 from ascend_core.saved._parameters import WithAttributes
 from ascend_core.saved.keeper import Claim
+from ascend_core.storage import bring_back, hollow
 
 
 class Packed:
@@ -63,7 +64,10 @@ class Packed:
 
     def check(self) -> None:
         """Raise autograd's own error when the tensor was written to after it was saved."""
-        if self.checked and self.alias._version != self.version:
+        if not self.checked or self.alias._version == self.version:
+            return
+        bring_back(self.alias)  # a storage whose bytes are away looks written to
+        if self.alias._version != self.version:
             size = self.alias.size() if self.layout is None else self.layout.size
             raise written_to(self.alias, size, self.version)
 
@@ -149,13 +153,6 @@ class Passed:
 
 
 Saved = Packed | PackedParameter | Passed
-
-
-def hollow(tensor: Tensor) -> Tensor:
-    """An alias that shares the version counter of `tensor` and holds none of its bytes."""
-    probe = tensor.detach()
-    probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return probe
 
 
 def written_to(tensor: Tensor, size: torch.Size, version: int) -> RuntimeError:
