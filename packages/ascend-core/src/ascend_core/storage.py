@@ -222,8 +222,10 @@ def version_of(tensor: Tensor) -> int:
 
 def hollow(tensor: Tensor) -> Tensor:
     """An alias that shares the version counter of `tensor` and holds none of its bytes."""
-    probe = tensor.detach()
-    probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    # Function modes that watch writes through `.data` must not take this for one.
+    with torch._C.DisableTorchFunction():
+        probe = tensor.detach()
+        probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return probe
 
 

@@ -35,7 +35,7 @@ class Counters:
         tasks_submitted: Kernels, copies, records and waits given to a stream.
         tasks_pending: Those that have not run yet.
         device_bytes: Bytes that the allocators hold of all devices' memory.
-        pinned_bytes: Bytes of pinned host memory, registered memory included.
+        pinned_bytes: Bytes of pinned host memory that they hold; registered memory is not counted.
         faults_injected: Faults that struck.
     """
 

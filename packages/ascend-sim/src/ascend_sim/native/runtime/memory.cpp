@@ -56,26 +56,42 @@ void Memory::Add(void* address, size_t bytes, int owner) {
   if (owner < 0) pinned_ += bytes;
 }
 
-size_t Memory::Remove(void* address, bool (*kind)(int owner), int* owner) {
+size_t Memory::Remove(Ranges& ranges, void* address, bool device) {
   const std::lock_guard lock(mutex_);
-  const auto found = ranges_.find(reinterpret_cast<uintptr_t>(address));
-  if (found == ranges_.end() || !kind(found->second.owner)) return 0;
-  const Range range = found->second;
-  ranges_.erase(found);
-  if (range.owner < 0) pinned_ -= range.bytes;
-  if (owner) *owner = range.owner;
-  return range.bytes;
+  const auto found = ranges.find(reinterpret_cast<uintptr_t>(address));
+  if (found == ranges.end() || (found->second.owner >= 0) != device) return 0;
+  const size_t bytes = found->second.bytes;
+  ranges.erase(found);
+  if (!device && &ranges == &ranges_) pinned_ -= bytes;
+  return bytes;
+}
+
+size_t Memory::RemoveDevice(void* address) { return Remove(ranges_, address, true); }
+
+size_t Memory::RemoveHost(void* address) { return Remove(ranges_, address, false); }
+
+void Memory::Register(void* address, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  registered_[reinterpret_cast<uintptr_t>(address)] = {bytes, kHost};
+}
+
+bool Memory::Unregister(void* address) { return Remove(registered_, address, false) > 0; }
+
+const Memory::Range* Memory::Find(const Ranges& ranges, const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  auto after = ranges.upper_bound(at);
+  if (after == ranges.begin()) return nullptr;
+  const auto& [begin, range] = *--after;
+  return at < begin + range.bytes ? &range : nullptr;
 }
 
 Home Memory::Where(const void* address, int* device) {
   const std::lock_guard lock(mutex_);
-  const auto at = reinterpret_cast<uintptr_t>(address);
-  auto after = ranges_.upper_bound(at);
-  if (after == ranges_.begin()) return Home::kPageable;
-  const auto& [begin, range] = *--after;
-  if (at >= begin + range.bytes) return Home::kPageable;
-  if (range.owner < 0) return Home::kPinned;
-  if (device) *device = range.owner;
+  const Range* range = Find(ranges_, address);
+  if (!range) range = Find(registered_, address);
+  if (!range) return Home::kPageable;
+  if (range->owner < 0) return Home::kPinned;
+  if (device) *device = range->owner;
   return Home::kDevice;
 }
 
@@ -84,10 +100,6 @@ namespace {
 constexpr size_t kDeviceGrain = 512, kPage = 4096;
 
 size_t RoundUp(size_t bytes, size_t grain) { return (bytes + grain - 1) / grain * grain; }
-
-bool IsDevice(int owner) { return owner >= 0; }
-bool IsHost(int owner) { return owner == Memory::kHost; }
-bool IsRegistered(int owner) { return owner == Memory::kRegistered; }
 
 // Pages come zeroed and only when they are touched: a large device costs the host nothing.
 void* MapPages(size_t bytes) {
@@ -141,7 +153,7 @@ ASCENDSIM_API int aclrtFree(void* address) {
     return Fail(kBadParameter, "aclrtFree: not an address of device memory");
   }
   Scheduler::Get().AwaitDevice(device);
-  const size_t bytes = Memory::Get().Remove(address, IsDevice);
+  const size_t bytes = Memory::Get().RemoveDevice(address);
   if (!bytes) return Fail(kBadParameter, "aclrtFree: not the first address of an allocation");
   munmap(address, bytes);
   Memory::Get().Release(device, bytes);
@@ -177,7 +189,7 @@ ASCENDSIM_API int aclrtMallocHostWithCfg(void** address, uint64_t bytes, void*) 
 }
 
 ASCENDSIM_API int aclrtFreeHost(void* address) {
-  const size_t bytes = Memory::Get().Remove(address, IsHost);
+  const size_t bytes = Memory::Get().RemoveHost(address);
   if (!bytes) return Fail(kBadParameter, "aclrtFreeHost: not an address of aclrtMallocHost");
   munmap(address, bytes);
   return kOk;
@@ -186,7 +198,7 @@ ASCENDSIM_API int aclrtFreeHost(void* address) {
 // Host memory that the program made itself and has pinned (`pin_memory_register`). It is freed by
 // its owner, so it is kept apart from aclrtMallocHost's.
 ASCENDSIM_API int aclrtHostRegister(void* address, uint64_t bytes, int, void** on_device) {
-  Memory::Get().Add(address, bytes, Memory::kRegistered);
+  Memory::Get().Register(address, bytes);
   if (on_device) *on_device = address;
   return kOk;
 }
@@ -196,7 +208,7 @@ ASCENDSIM_API int aclrtHostRegisterV2(void* address, uint64_t bytes, uint32_t) {
 }
 
 ASCENDSIM_API int aclrtHostUnregister(void* address) {
-  if (Memory::Get().Remove(address, IsRegistered)) return kOk;
+  if (Memory::Get().Unregister(address)) return kOk;
   return Fail(kBadParameter, "aclrtHostUnregister: the address was not registered");
 }
 

@@ -25,12 +25,17 @@ class Memory {
   size_t UsedInAll();
   size_t Pinned();
 
-  // Makes addresses known: to which device they belong (kHost: pinned by us, kRegistered: the
-  // program's own host memory, pinned by registration).
-  static constexpr int kHost = -1, kRegistered = -2;
+  // Makes addresses known: of a device, or (kHost) of pinned host memory.
+  static constexpr int kHost = -1;
   void Add(void* address, size_t bytes, int owner);
-  // Forgets a range by its first address. Returns its size, 0 when it is unknown or not of `kind`.
-  size_t Remove(void* address, bool (*kind)(int owner), int* owner = nullptr);
+  // Forgets a range by its first address. Returns its size, 0 when there is none of that kind.
+  size_t RemoveDevice(void* address);
+  size_t RemoveHost(void* address);
+
+  // Host memory that is pinned where it is. It may be memory of aclrtMallocHost as well, which
+  // torch_npu's swapped memory is: that is known twice, and forgotten twice.
+  void Register(void* address, size_t bytes);
+  bool Unregister(void* address);
 
   Home Where(const void* address, int* device = nullptr);
 
@@ -39,9 +44,14 @@ class Memory {
     size_t bytes;
     int owner;
   };
+  using Ranges = std::map<uintptr_t, Range>;
+
+  static const Range* Find(const Ranges& ranges, const void* address);
+  size_t Remove(Ranges& ranges, void* address, bool device);
 
   std::mutex mutex_;
-  std::map<uintptr_t, Range> ranges_;
+  Ranges ranges_;
+  Ranges registered_;
   std::unordered_map<int, size_t> used_;
   size_t pinned_ = 0;
 };

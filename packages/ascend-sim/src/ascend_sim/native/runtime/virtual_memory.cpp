@@ -49,7 +49,7 @@ ASCENDSIM_API int aclrtReserveMemAddress(void** address, size_t bytes, size_t, v
 }
 
 ASCENDSIM_API int aclrtReleaseMemAddress(void* address) {
-  const size_t bytes = Memory::Get().Remove(address, [](int owner) { return owner >= 0; });
+  const size_t bytes = Memory::Get().RemoveDevice(address);
   if (!bytes) return Fail(kBadParameter, "aclrtReleaseMemAddress: these were not reserved");
   munmap(address, bytes);
   return kOk;
