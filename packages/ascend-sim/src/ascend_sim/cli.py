@@ -1,0 +1,128 @@
+"""The command `ascend-sim`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ascend_sim import _build, _machine
+from ascend_sim._start import start
+from ascend_sim._version import __version__
+from ascend_sim.config import SCHEDULES, SimConfig
+from ascend_sim.errors import SimError
+
+_SMOKE_TEST = """
+import ascend_sim; ascend_sim.start()
+import torch; x = torch.ones(3, device="npu") + 1
+assert x.tolist() == [2, 2, 2]
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Without the program's name; None: those of the process.
+
+    Returns:
+        The exit status: 0 when all is well, 2 when the simulation was refused.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.action(options)
+    except SimError as error:
+        sys.stderr.write(f"ascend-sim: {error}\n")
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ascend-sim", description="Run torch_npu programs on a simulated NPU."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run a Python script on a simulated NPU")
+    run.set_defaults(action=_run)
+    defaults = SimConfig()
+    for field in dataclasses.fields(SimConfig):
+        _add_option(run, field.name, getattr(defaults, field.name))
+    run.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="script.py ...")
+    doctor = commands.add_parser("doctor", help="say whether a simulated NPU can run here")
+    doctor.set_defaults(action=_doctor)
+    build = commands.add_parser(
+        "build", help="compile the native code now rather than at first use"
+    )
+    build.set_defaults(action=_compile)
+    return parser
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
+    # A text of an option is read as that of its environment variable, so that both mean the same.
+    flag = "--" + name.replace("_", "-")
+    if isinstance(default, bool):
+        parser.add_argument(flag, action="store_const", const="1", help="off where not given")
+    elif name == "schedule":
+        parser.add_argument(flag, choices=SCHEDULES, help=f"default: {default}")
+    else:
+        parser.add_argument(flag, metavar=name.upper(), help=f"default: {default}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    words = [options.module, *options.words] if options.module else options.words
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        sys.stderr.write("ascend-sim: run needs a script, or -m and a module\n")
+        return 2
+    names = [field.name for field in dataclasses.fields(SimConfig)]
+    texts = {f"ASCENDSIM_{name.upper()}": getattr(options, name) for name in names}
+    given = {name: text for name, text in texts.items() if text is not None}
+    # For child processes too, which inherit the environment.
+    os.environ.update(given)
+    start()
+    sys.argv[:] = words
+    if options.module:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
+def _compile(_: argparse.Namespace) -> int:
+    sys.stdout.write(f"{_build.build()}\n")
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    """Go through what a simulation needs, and stop at the first thing that is missing."""
+    for name, version in _machine.TESTED.items():
+        _say(name, f"{_machine.installed(name) or 'not installed'} (tested: {version})")
+    _say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    _say("CANN", _machine.real_cann(os.environ) or "none, as it must be")
+    _say("options", str(SimConfig.from_environment(os.environ)))
+    _machine.check()
+    _say("cache", str(_build.cache_folder()))
+    _say("compiled", str(_build.built() or "not yet"))
+    _build.build()
+    done = subprocess.run(
+        [sys.executable, "-c", _SMOKE_TEST], capture_output=True, text=True, check=False
+    )
+    _say("first sum", "right" if done.returncode == 0 else f"failed:\n{done.stderr}")
+    return 1 if done.returncode else 0
+
+
+def _say(what: str, answer: str) -> None:
+    sys.stdout.write(f"{what:<10} {answer}\n")
+    sys.stdout.flush()
