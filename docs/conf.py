@@ -31,6 +31,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes as fields: a NamedTuple describes each a second time
 
 html_theme = "furo"
 html_title = "Ascend Suite"
