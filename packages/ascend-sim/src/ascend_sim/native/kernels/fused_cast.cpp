@@ -1,0 +1,69 @@
+// npu_format_cast and npu_dtype_cast. The simulated memory has one format, the plain one (ND).
+#include <ATen/ATen.h>
+
+#include "fused.h"
+
+namespace ascendsim::kernels {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kPlainFormats[] = {-1, 0, 2};  // undefined, NCHW, ND
+
+bool is_plain(int64_t format) {
+  for (int64_t plain : kPlainFormats) {
+    if (format == plain) return true;
+  }
+  return false;
+}
+
+// As torch_npu's: the tensor itself where it has the format, else a new one. A private format such
+// as FRACTAL_NZ gets a new tensor in the plain layout, whose size is not padded.
+Tensor format_cast(const Tensor& input, int64_t format, std::optional<int64_t>,
+                   std::optional<int64_t>) {
+  return is_plain(format) ? input : input.clone();
+}
+
+// The simulated tensor `like` can only have the plain format.
+Tensor format_cast_like(const Tensor& input, const Tensor&, std::optional<int64_t>,
+                        std::optional<int64_t>) {
+  return input;
+}
+
+Tensor& format_cast_(Tensor& input, int64_t, std::optional<int64_t>, std::optional<int64_t>) {
+  return input;
+}
+
+Tensor& format_cast_like_(Tensor& input, const Tensor&, std::optional<int64_t>,
+                          std::optional<int64_t>) {
+  return input;
+}
+
+Tensor copied(const Tensor& input, int64_t) { return input.clone(); }
+Tensor copied_custom(const Tensor& input, int64_t, int64_t) { return input.clone(); }
+Tensor copied_input(const Tensor& input, int64_t, int64_t, int64_t) { return input.clone(); }
+
+Tensor dtype_cast(const Tensor& input, at::ScalarType dtype) {
+  return input.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
+}  // namespace
+
+void append_casts(std::vector<HostKernel>& kernels) {
+  kernels.push_back(host_kernel("npu::_npu_format_cast", &copied));
+  kernels.push_back(host_kernel("npu::_npu_format_cast.aclnn", &copied_custom));
+  kernels.push_back(host_kernel("npu::_npu_format_cast.input_dtype", &copied_input));
+  kernels.push_back(host_kernel("npu::_npu_dtype_cast", &dtype_cast));
+  kernels.push_back(host_kernel("npu::_npu_dtype_cast_backward", &dtype_cast));
+}
+
+std::vector<std::string> register_format_cast(torch::Library& npu) {
+  npu.impl("npu_format_cast", TORCH_FN(format_cast));
+  npu.impl("npu_format_cast.Tensor", TORCH_FN(format_cast_like));
+  npu.impl("npu_format_cast_", TORCH_FN(format_cast_like_));
+  npu.impl("npu_format_cast_.acl_format", TORCH_FN(format_cast_));
+  return {"npu::npu_format_cast", "npu::npu_format_cast.Tensor", "npu::npu_format_cast_",
+          "npu::npu_format_cast_.acl_format"};
+}
+
+}  // namespace ascendsim::kernels

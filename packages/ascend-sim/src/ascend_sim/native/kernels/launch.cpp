@@ -1,0 +1,110 @@
+#include "launch.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <string>
+
+#include "link.h"
+
+namespace ascendsim::kernels {
+namespace {
+
+struct Task {
+  const char* name;
+  void* stream;
+  bool fails;  // an injected fault strikes this kernel
+  int threads;
+  std::function<void()> body;
+};
+
+c10::DispatchKeySet below_the_user() {
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+         c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                              c10::DispatchKey::PythonDispatcher});
+}
+
+std::string fault_text(const char* name) {
+  return std::string(name) + ": injected fault: the kernel failed on the device";
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error ? torch_error->what_without_backtrace() : error.what();
+}
+
+// Reductions split their work by the number of threads, so the result's bits depend on it: a task
+// runs with the number that was in force where it was submitted.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int threads)
+      : ambient_(at::get_num_threads()), differs_(ambient_ != threads) {
+    if (differs_) at::set_num_threads(threads);
+  }
+  ~ThreadCount() {
+    if (differs_) at::set_num_threads(ambient_);
+  }
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int ambient_;
+  bool differs_;
+};
+
+void run_task(void* argument) {
+  const std::unique_ptr<Task> task(static_cast<Task*>(argument));
+  if (task->fails) {
+    link().report_error(task->stream, fault_text(task->name).c_str());
+    return;
+  }
+  try {
+    ThreadCount threads(task->threads);
+    HostDispatch host;
+    task->body();
+  } catch (const std::exception& error) {
+    link().report_error(task->stream, (std::string(task->name) + ": " + text_of(error)).c_str());
+  } catch (...) {
+    link().report_error(task->stream, (std::string(task->name) + ": unknown error").c_str());
+  }
+}
+
+}  // namespace
+
+HostDispatch::HostDispatch()
+    : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), below_the_user()) {}
+
+void raise_pending_error() {
+  char text[4096];
+  if (link().take_error(text, sizeof text) == 0) return;
+  TORCH_CHECK(false, "[ascend-sim] an asynchronous kernel failed: ", text);
+}
+
+void launch(const char* name, c10::DeviceIndex device, std::function<void()> body) {
+  void* stream = current_stream(device);
+  const bool fails = link().kernel_begins(name) != 0;
+  auto* task = new Task{name, stream, fails, at::get_num_threads(), std::move(body)};
+  const AscendsimKernel kernel{name, &run_task, task, /*flops=*/0, /*bytes=*/0};
+  const int error = link().launch(stream, &kernel);  // may already have run and freed the task
+  TORCH_CHECK(error == 0, "[ascend-sim] ", name, " could not be enqueued: error ", error);
+}
+
+void run_inline(const char* name, c10::DeviceIndex device, bool waits,
+                const std::function<void()>& body) {
+  void* stream = current_stream(device);
+  const bool fails = link().kernel_begins(name) != 0;
+  if (waits) {
+    const int error = link().synchronize(stream);
+    raise_pending_error();
+    TORCH_CHECK(error == 0, "[ascend-sim] ", name, ": synchronisation failed: error ", error);
+  } else {
+    link().settle(stream);
+    raise_pending_error();
+  }
+  TORCH_CHECK(!fails, "[ascend-sim] ", fault_text(name));
+  HostDispatch host;
+  body();
+}
+
+}  // namespace ascendsim::kernels

@@ -1,0 +1,34 @@
+// From an operator to a task on a stream.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <functional>
+
+namespace ascendsim::kernels {
+
+// While it lives, operators on this thread go straight to the host's kernels: no autograd, no
+// autocast, no mode that the user has entered. A lazy task runs inside whatever call forced it.
+class HostDispatch {
+ public:
+  HostDispatch();
+
+ private:
+  c10::impl::ForceDispatchKeyGuard guard_;
+};
+
+// Raises what an earlier kernel reported, if it did.
+void raise_pending_error();
+
+// Enqueues `body` on the current stream of `device`. `body` captures aliases (host_alias), and
+// no NPU tensor: that would keep memory alive which the program has freed. `name` lives for ever.
+void launch(const char* name, c10::DeviceIndex device, std::function<void()> body);
+
+// Runs `body` at once, after everything on the current stream of `device`. `waits` says that the
+// real operator waits too (its output's shape depends on data): then it counts as one
+// synchronisation, otherwise the wait is the simulator's own.
+void run_inline(const char* name, c10::DeviceIndex device, bool waits,
+                const std::function<void()>& body);
+
+}  // namespace ascendsim::kernels

@@ -1,0 +1,28 @@
+// What the kernels take from the runtime and from torch_npu, found by name when they are installed.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "../runtime/tasks.h"
+
+namespace ascendsim::kernels {
+
+struct Link {
+  AscendsimLaunch launch;
+  AscendsimSettle settle;
+  AscendsimKernelBegins kernel_begins;
+  AscendsimReportError report_error;
+  AscendsimTakeError take_error;
+  int (*synchronize)(void* stream);  // aclrtSynchronizeStream: counted, as the real operator's is
+};
+
+// Resolves every name. Throws c10::Error, naming what is missing.
+void connect();
+
+// Valid after connect().
+const Link& link();
+
+// The runtime's handle of the stream that torch_npu has made current on `device`.
+void* current_stream(c10::DeviceIndex device);
+
+}  // namespace ascendsim::kernels
