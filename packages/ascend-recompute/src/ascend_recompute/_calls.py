@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from ascend_core.layout import Layout, read
 from ascend_core.rng import RngState
 from ascend_core.saved import Frame, PackedParameter
-from ascend_recompute._nodes import name
-from ascend_recompute._recipe import Operand
+from ascend_recompute._nodes import has_edge, leads_to, name
+from ascend_recompute._recipe import Made, Operand
 from ascend_recompute.policy import CASTS, DROPOUT
 
 Operator = Callable[..., Any]
@@ -22,20 +22,8 @@ _CONSTANTS = (
     torch.layout, torch.memory_format,
 )  # fmt: skip
 _NO_CONSTANT = object()
-
-
-class Call(NamedTuple):
-    """A call as it is repeated.
-
-    Attributes:
-        function: The callable.
-        values: Its arguments, those by position first; an `Operand` stands for each tensor.
-        names: The names of the last arguments, which are passed by keyword.
-    """
-
-    function: Operator
-    values: tuple[Any, ...]
-    names: tuple[str, ...]
+# Reaches of long chains are cut: what is forgotten is not rebuilt, and stays as in the plain run.
+_LONGEST_REACH = 64
 
 
 def random_state_before(function: Operator, args: tuple[Any, ...]) -> RngState | None:
@@ -50,12 +38,27 @@ def random_state_before(function: Operator, args: tuple[Any, ...]) -> RngState |
 
 
 def write_down(
-    frame: Frame, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-) -> Call | None:
-    """Write down a call that has just returned; None when it cannot be repeated."""
+    frame: Frame,
+    function: Operator,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Tensor,
+    own: range,
+) -> Made | None:
+    """Write down a call that has just returned; None when it cannot be repeated.
+
+    Args:
+        frame: Knows the storages.
+        function: What was called.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
+        output: What it returned.
+        own: The serials of what was saved during the call.
+    """
     values = (*args, *kwargs.values()) if kwargs else args
     storage = output.untyped_storage()
     written: list[Any] = []
+    reach: tuple[range, ...] = (own,) if own else ()
     for value in values:
         if not isinstance(value, Tensor):
             constant = _constant(value)
@@ -68,41 +71,60 @@ def write_down(
         record = frame.table.track(value)
         if record() is storage:  # a view, or the input itself: nothing was made
             return None
-        written.append(Operand.of(value, record))
-    call = Call(function, tuple(written), tuple(kwargs))
-    return _cast(call, values, output) if function in CASTS else call
+        operand = Operand.of(value, record)
+        written.append(operand)
+        if record.made is not None:
+            reach = _with_reach_behind(reach, operand, value, output)
+    made = Made(function, tuple(written), tuple(kwargs), own, reach[-_LONGEST_REACH:])
+    return _as_repeatable_cast(made, values, output) if function in CASTS else made
 
 
-def with_saved_mask(frame: Frame, call: Call, own: range, output: Tensor) -> Call | None:
-    """Dropout as a product with the scaled mask, when its node saved just that.
+def use_saved_mask(frame: Frame, made: Made, output: Tensor) -> bool:
+    """Make dropout a product with its scaled mask, when its node saved just that.
 
     On CPU `at::dropout` is a product with a mask of zeros and 1 / (1 - p), which the product's
     node saves; multiplying again gives the same bits and draws nothing.
+
+    Returns:
+        Whether that could be done.
     """
     record = frame.latest
-    if record is None or len(own) != 1 or name(output.grad_fn) != "MulBackward0":
-        return None
+    if record is None or len(made.own) != 1 or name(output.grad_fn) != "MulBackward0":
+        return False
     mask = record.latest()
-    if mask is None or mask.serial not in own or isinstance(mask, PackedParameter):
-        return None
+    if mask is None or mask.serial not in made.own or isinstance(mask, PackedParameter):
+        return False
     layout = mask.layout if mask.layout is not None else read(mask.alias)
     if (layout.size, layout.dtype) != (output.size(), output.dtype):
-        return None
-    (dropped,) = (value for value in call.values if isinstance(value, Operand))
-    return Call(torch.mul, (dropped, Operand((record, mask.version, *layout))), ())
+        return False
+    (dropped,) = made.operands()
+    made.function, made.names = torch.mul, ()
+    made.values = (dropped, Operand((record, mask.version, *layout)))
+    return True
 
 
-def _cast(call: Call, values: tuple[Any, ...], output: Tensor) -> Call | None:
+def _with_reach_behind(
+    reach: tuple[range, ...], operand: Operand, value: Tensor, output: Tensor
+) -> tuple[range, ...]:
+    """Add the reach of the call that made an operand, when an edge leads from one to the other."""
+    made = operand.made
+    if made is None or not made.reach or not (has_edge(output, value) and leads_to(value, made)):
+        return reach
+    return made.reach + tuple(serials for serials in reach if serials not in made.reach)
+
+
+def _as_repeatable_cast(made: Made, values: tuple[Any, ...], output: Tensor) -> Made | None:
     """A cast as it can be repeated: on one device, and without the tensor that named the dtype."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors or tensors[0].device != output.device:
         return None
     if len(tensors) == 1:
-        return call
+        return made
     if len(values) != 2:  # `x.to(other, copy=True)` and the like
         return None
-    source, _ = call.values
-    return Call(Tensor.to, (source, output.dtype), ())  # `x.type_as(other)`, `x.to(other)`
+    made.function, made.names = Tensor.to, ()  # `x.type_as(other)`, `x.to(other)`
+    made.values = (made.values[0], output.dtype)
+    return made
 
 
 def _constant(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,37 +15,23 @@ _FLATTENS = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBack
 _LONGEST_CHAIN = 8
 
 
-class OnNode(NamedTuple):
-    """What is noted on the node of a recorded call; it lives as long as the node.
-
-    Attributes:
-        recorder: Who recorded the call.
-        made: The call.
-        probe: Under autocast, shares the version counter of the output.
-    """
-
-    recorder: weakref.ref[Any]
-    made: Made
-    probe: Tensor | None
-
-
 class Cast(NamedTuple):
     """A cast in the graph between a saved tensor and the recorded call whose output was cast."""
 
     node: Any
-    of: OnNode
+    of: Made
     flattened: bool
 
 
-def note(node: Any, on_node: OnNode) -> None:
-    """Note a call on its node."""
-    node.metadata[_KEY] = on_node
+def note(node: Any, made: Made) -> None:
+    """Note a recorded call on its node; the note lives as long as the node."""
+    node.metadata[_KEY] = made
 
 
-def noted(node: Any) -> OnNode | None:
-    """What was noted on a node."""
-    on_node = None if node is None else node.metadata.get(_KEY)
-    return on_node if isinstance(on_node, OnNode) else None
+def noted(node: Any) -> Made | None:
+    """The call that was noted on a node."""
+    made = None if node is None else node.metadata.get(_KEY)
+    return made if isinstance(made, Made) else None
 
 
 def name(node: Any) -> str:
@@ -61,9 +46,11 @@ def leads_to(tensor: Tensor, made: Made) -> bool:
     """
     node: Any = tensor.grad_fn
     for _ in range(_LONGEST_CHAIN):
-        on_node = noted(node)
-        if node is None or on_node is not None:
-            return on_node is not None and on_node.made is made
+        if node is None:
+            return False
+        found = noted(node)
+        if found is not None:
+            return found is made
         node = _only_one_behind(node)
     return False
 
@@ -89,8 +76,8 @@ def cast_of_a_call(tensor: Tensor) -> Cast | None:
         node, flattened = _only_one_behind(node), True
     if name(node) != "ToCopyBackward0":
         return None
-    on_node = noted(_only_one_behind(node))
-    return None if on_node is None else Cast(node, on_node, flattened)
+    made = noted(_only_one_behind(node))
+    return None if made is None else Cast(node, made, flattened)
 
 
 def kept_strides(tensor: Tensor, layout: Layout, *, flattened: bool) -> bool:

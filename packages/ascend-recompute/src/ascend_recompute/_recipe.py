@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -107,6 +108,20 @@ class Operand(tuple[Any, ...]):
         return made if isinstance(made, Made) and made.version == self[1] else None
 
 
+class Castable(NamedTuple):
+    """What it takes to recognise a cast of a recorded output as one.
+
+    Attributes:
+        recorder: Who recorded the call.
+        seen: The output as the call returned it.
+        probe: Shares the version counter of the output.
+    """
+
+    recorder: weakref.ref[Any]
+    seen: Operand
+    probe: Tensor
+
+
 class Made:
     """One recorded call: how the contents of a storage were computed.
 
@@ -126,46 +141,50 @@ class Made:
         function: The callable as the model called it.
         values: Its arguments, those by position first; an `Operand` stands for each tensor.
         names: The names of the last arguments, which were passed by keyword.
-        output: The output as the call returned it; it covers its storage.
-        nbytes: Size of the output in bytes.
         own: The serials of the saves that this very call made: what its own node holds.
         reach: The serials of what this call's node and those behind it hold.
+        version: The version of the output at which the recipe is good.
+        stride: The strides of the output as the call returned it; it covers its storage.
+        nbytes: Size of the output in bytes.
         label: The module that made the call, for reports.
         modes, rng: What else the result depends on.
+        cast: While autocast is on, what a cast of the output needs to know.
     """
 
     __slots__ = (
-        "function", "label", "modes", "names", "nbytes", "output", "own", "reach", "rng", "values",
+        "cast", "function", "label", "modes", "names", "nbytes", "own", "reach", "rng", "stride",
+        "values", "version",
     )  # fmt: skip
+
+    label: str
+    modes: Modes
+    nbytes: int
+    stride: tuple[int, ...]
+    version: int
 
     def __init__(
         self,
         function: Callable[..., Any],
         values: tuple[Any, ...],
         names: tuple[str, ...],
-        output: Operand,
-        nbytes: int,
         own: range,
         reach: tuple[range, ...],
-        label: str,
-        modes: Modes,
-        rng: RngState | None,
     ) -> None:
         self.function = function
         self.values = values
         self.names = names
-        self.output = output
-        self.nbytes = nbytes
         self.own = own
         self.reach = reach
+        self.rng: RngState | None = None
+        self.cast: Castable | None = None
+
+    def returned(self, output: Tensor, label: str, modes: Modes) -> None:
+        """Note what the call returned, and under what modes."""
+        self.version = output._version
+        self.stride = output.stride()
+        self.nbytes = output.nbytes
         self.label = label
         self.modes = modes
-        self.rng = rng
-
-    @property
-    def version(self) -> int:
-        """The version of the output at which the recipe is good."""
-        return self.output.version
 
     def operands(self) -> Iterator[Operand]:
         """The tensor arguments."""
@@ -203,14 +222,48 @@ class Source(NamedTuple):
         """How many operators it takes to have it."""
         return 0 if self.recipe is None else self.recipe.operators
 
-    def value(self, memo: dict[Recipe, Tensor]) -> Tensor:
+    def value(self, run: Run) -> Tensor:
         """The input, in the layout that the call saw."""
         if self.recipe is None:
             assert self.saved is not None
             return self.layout.look_at(self.saved.borrow())
-        if isinstance(self.saved, Packed):
-            self.saved.check()
-        return self.layout.look_at(self.recipe.run(memo))
+        if not isinstance(self.saved, Packed):
+            return self.layout.look_at(self.recipe.run(run))
+        self.saved.check()
+        if self.saved.early is not None:
+            return self.layout.look_at(self.saved.early)
+        output = self.recipe.run(run)
+        run.passed_by(self.saved, self.recipe, output)
+        return self.layout.look_at(output)
+
+
+class Run:
+    """One rebuild: the values that it needs more than once, and the one worth holding on to.
+
+    [Note: rebuilt once for two consumers in a row]
+    Rebuilding silu(gate) * up for the linear layer's backward passes by silu(gate), for which the
+    product's backward will ask next. Of the saved tensors that a rebuild passes by, the one that
+    took most operators is held until autograd asks for it. So a backward holds at most one such
+    value for each value that was asked for, and less than the plain run, which holds them all.
+    """
+
+    __slots__ = ("_costliest", "memo")
+
+    def __init__(self) -> None:
+        self.memo: dict[Recipe, Tensor] = {}
+        self._costliest: tuple[Packed, Recipe, Tensor] | None = None
+
+    def passed_by(self, saved: Packed, recipe: Recipe, output: Tensor) -> None:
+        """A tensor that autograd will ask for was rebuilt on the way."""
+        if self._costliest is None or recipe.operators > self._costliest[1].operators:
+            self._costliest = saved, recipe, output
+
+    def hold_costliest(self, most_bytes: int) -> None:
+        """Let autograd find the costliest value that was passed by, if it is no larger."""
+        if self._costliest is not None and self._costliest[2].nbytes <= most_bytes:
+            saved, _, output = self._costliest
+            assert saved.layout is not None
+            saved.early = saved.layout.look_at(output)
 
 
 def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Source | None:
@@ -261,18 +314,14 @@ class Recipe:
             elif isinstance(source.saved, Packed):
                 source.saved.anchored = True
 
-    def run(self, memo: dict[Recipe, Tensor]) -> Tensor:
-        """Compute the value again; grad recording is off.
-
-        Args:
-            memo: Values that this rebuild needs more than once.
-        """
-        known = memo.get(self)
+    def run(self, run: Run) -> Tensor:
+        """Compute the value again; grad recording is off."""
+        known = run.memo.get(self)
         if known is not None:
             return known
         made = self._made
         values = [
-            value if source is None else source.value(memo)
+            value if source is None else source.value(run)
             for source, value in zip(self._sources, made.values, strict=True)
         ]
         split = len(values) - len(made.names)
@@ -283,11 +332,10 @@ class Recipe:
             if made.modes.differ(made.modes.device_type):
                 stack.enter_context(made.modes.replaying())
             output: Tensor = made.function(*values[:split], **keywords)
-        stride = made.output.layout.stride
-        if output.stride() != stride or output.untyped_storage().nbytes() != made.nbytes:
-            output = _with_strides(output, stride)
+        if output.stride() != made.stride or output.untyped_storage().nbytes() != made.nbytes:
+            output = _with_strides(output, made.stride)
         if self._uses > 1:
-            memo[self] = output
+            run.memo[self] = output
         return output
 
 
@@ -308,4 +356,7 @@ class Rebuild:
 
     def value(self) -> Tensor:
         """Run the recipe and look at its output as the saved tensor looked at it."""
-        return self.layout.look_at(self.recipe.run({}))
+        run = Run()
+        output = self.recipe.run(run)
+        run.hold_costliest(output.nbytes)
+        return self.layout.look_at(output)

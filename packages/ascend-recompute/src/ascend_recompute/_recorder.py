@@ -12,19 +12,10 @@ from ascend_core.layout import Layout, read
 from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord
 from ascend_core.storage import hollow
 from ascend_recompute import _nodes
-from ascend_recompute._calls import (
-    Call,
-    Operator,
-    random_state_before,
-    with_saved_mask,
-    write_down,
-)
-from ascend_recompute._recipe import UNKNOWABLE, Made, Modes, Operand, Rebuild, Recipe
+from ascend_recompute._calls import Operator, random_state_before, use_saved_mask, write_down
+from ascend_recompute._recipe import UNKNOWABLE, Castable, Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute._tally import Tally
 from ascend_recompute.policy import Policy
-
-# Reaches of long chains are cut: what is forgotten is not rebuilt, and stays as in the plain run.
-_LONGEST_REACH = 64
 
 
 class RebuildKeeper:
@@ -87,22 +78,26 @@ class Recorder:
         if not self._is_recordable(output):
             return output
         own = range(first + 1, self._frame.serial + 1)
-        call = write_down(self._frame, function, args, kwargs, output)
-        if call is not None and is_random and rng is None:
-            call = with_saved_mask(self._frame, call, own, output)
-        if call is None:
+        made = write_down(self._frame, function, args, kwargs, output, own)
+        if made is None:
             return output
+        made.rng = rng
+        if is_random and rng is None and not use_saved_mask(self._frame, made, output):
+            return output
+        made.returned(output, label, self._modes_now(output))
+        self._note(made, output)
+        return output
+
+    def _note(self, made: Made, output: Tensor) -> None:
+        """Note a call where a node that asks for its output can find it."""
         record = self._frame.table.track(output)
-        reach = _reach(own, call, (*args, *kwargs.values()), output)
-        seen, modes = Operand.of(output, record), self._modes_now(output)
-        made = Made(*call, seen, output.nbytes, own, reach, label, modes, rng)
         if record.made is not UNKNOWABLE:
             record.made = made
-        probe = hollow(output) if modes.autocast else None
-        _nodes.note(output.grad_fn, _nodes.OnNode(self._self, made, probe))
-        if own:
+        if made.modes.autocast:
+            made.cast = Castable(self._self, Operand.of(output, record), hollow(output))
+        _nodes.note(output.grad_fn, made)
+        if made.own:
             self._reconsider(made, record)
-        return output
 
     def _is_recordable(self, output: Any) -> bool:
         """Whether it is one large enough tensor with a graph, and all there is in its storage."""
@@ -138,7 +133,7 @@ class Recorder:
     def claim(self, tensor: Tensor, record: StorageRecord) -> Rebuild | None:
         """Claim a saved tensor that a recorded call made, where rebuilding it is legal and pays."""
         if record.made is None and self._modes.autocast:
-            record.made = self._made_by_autocast(tensor, record)
+            record.made = self._made_by_autocast(tensor)
         made = record.made
         if not isinstance(made, Made) or made.version != tensor._version:
             return None
@@ -186,44 +181,29 @@ class Recorder:
             self._tally.add(made.label, made.nbytes)
         return recipe
 
-    def _made_by_autocast(self, tensor: Tensor, record: StorageRecord) -> Made | None:
+    def _made_by_autocast(self, tensor: Tensor) -> Made | None:
         """How a copy that autocast made of a recorded output was made.
 
         Autocast casts the arguments of an operator below the level at which calls are recorded;
         the cast shows in the graph, between the saved tensor and the recorded call's node.
         """
         cast = _nodes.cast_of_a_call(tensor)
-        if cast is None or cast.of.recorder() is not self:
+        castable = None if cast is None else cast.of.cast
+        if cast is None or castable is None or castable.recorder() is not self:
             return None
-        made, probe = cast.of.made, cast.of.probe
+        seen, probe = castable.seen, castable.probe
         # The cast must have read the output as the call left it, here, and kept its strides.
-        if probe is None or probe._version != made.version or probe.device != tensor.device:
+        if seen.made is not cast.of or probe._version != seen.version:
             return None
-        layout = made.output.layout
-        if made.output.made is not made:
+        if probe.device != tensor.device:
             return None
-        if not _nodes.kept_strides(tensor, layout, flattened=cast.flattened):
+        if not _nodes.kept_strides(tensor, seen.layout, flattened=cast.flattened):
             return None
-        seen = Operand((record, tensor._version, *layout._replace(dtype=tensor.dtype)))
-        nbytes = tensor.untyped_storage().nbytes()
-        call = Call(Tensor.to, (made.output, tensor.dtype), ())
-        copy = Made(*call, seen, nbytes, range(0), made.reach, made.label, made.modes, None)
-        _nodes.note(cast.node, _nodes.OnNode(self._self, copy, None))
-        return copy
-
-
-def _reach(own: range, call: Call, values: tuple[Any, ...], output: Tensor) -> tuple[range, ...]:
-    """The saves of the call's own node and of the recorded nodes behind it."""
-    reach: tuple[range, ...] = (own,) if own else ()
-    tensors = (value for value in values if isinstance(value, Tensor))
-    operands = (value for value in call.values if isinstance(value, Operand))
-    for value, operand in zip(tensors, operands, strict=False):
-        made = operand.made
-        if made is None or not made.reach:
-            continue
-        if _nodes.has_edge(output, value) and _nodes.leads_to(value, made):
-            reach = made.reach + tuple(serials for serials in reach if serials not in made.reach)
-    return reach[-_LONGEST_REACH:]
+        made = Made(Tensor.to, (seen, tensor.dtype), (), range(0), cast.of.reach)
+        made.returned(tensor, cast.of.label, cast.of.modes)
+        made.stride = seen.layout.stride
+        _nodes.note(cast.node, made)
+        return made
 
 
 def _lets_go(saved: Packed, allowed: range) -> bool:

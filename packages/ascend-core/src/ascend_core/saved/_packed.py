@@ -35,12 +35,14 @@ class Packed:
         serial: Its place among the tensors saved in its frame.
         layout: The layout it was saved with; None while kept (the alias has it).
         anchored: Whether a claim of another tensor needs this one as it is.
+        early: The tensor as a claim on another one has already rebuilt it, until autograd asks.
         checked: Whether a later write is an error. Not over somebody else's hooks: there the
             plain run would not notice it either.
     """
 
     __slots__ = (
-        "__weakref__", "alias", "anchored", "checked", "claim", "layout", "serial", "version",
+        "__weakref__", "alias", "anchored", "checked", "claim", "early", "layout", "serial",
+        "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Tensor, serial: int, *, checked: bool = True) -> None:
@@ -50,6 +52,7 @@ class Packed:
         self.serial = serial
         self.layout: Layout | None = None
         self.anchored = False
+        self.early: Tensor | None = None
         self.checked = checked
 
     def hand_over(self, claim: Claim) -> None:
@@ -80,6 +83,9 @@ class Packed:
         self.check()
         if self.claim is None:
             return self.alias
+        early, self.early = self.early, None
+        if early is not None:
+            return early
         with torch.no_grad():
             return self.claim.value()
 
