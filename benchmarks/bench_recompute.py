@@ -97,7 +97,7 @@ def cases(*, quick: bool) -> list[Case]:
             f"consumer in another module {shape}",
             lambda: _on_and_off(_apart(hidden, inner), tokens, modules=(Activation,)),
         ),
-        Case("recording 32 sums of 4096 elements", _recording, rounds=25 if quick else 400),
+        Case("recording 32 sums of 4096 elements", _recording, rounds=25 if quick else 100),
     ]
 
 
