@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ascend_sim import _machine
@@ -41,12 +41,15 @@ class Library:
         sources: C++ files.
         flags: For the compiler.
         links: For the linker.
+        prefix: A header to compile once and to put before each source; the flags of all libraries
+            with the same prefix are the same.
     """
 
     name: str
     sources: tuple[Path, ...]
     flags: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    prefix: Path | None = None
 
 
 def libraries() -> list[Library]:
@@ -63,13 +66,14 @@ def libraries() -> list[Library]:
     flags += ("-ffp-contract=off", "-Wno-interference-size")
     links = (f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}")
     npu_links = (f"-L{torch_npu / 'lib'}", "-ltorch_npu", f"-Wl,-rpath,{torch_npu / 'lib'}")
+    prefix = NATIVE / "prefix.h"
     runtime, *aliases = LIBRARIES
     alias_links = ("-Wl,--no-as-needed", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN")
     return [
         Library(runtime, _sources("runtime"), ("-O2",)),
         *(Library(name, _sources("alias"), (), alias_links) for name in aliases),
-        Library(ALLOCATORS, _sources("allocators"), flags, links + npu_links),
-        Library(KERNELS, _sources("kernels"), flags, links),
+        Library(ALLOCATORS, _sources("allocators"), flags, links + npu_links, prefix),
+        Library(KERNELS, _sources("kernels"), flags, links, prefix),
     ]
 
 
@@ -130,34 +134,55 @@ def _compile(
         for library in wanted
         for source in library.sources
     }
-    began, done = time.monotonic(), 0
-    # Those that include torch take longest: they come last in the list, and go first.
+    began = time.monotonic()
+    _progress(f"compiling {len(objects)} files, once (a minute or two)")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        jobs = [
-            pool.submit(_run, [*compiler, *_FLAGS, *library.flags, "-c", source, "-o", path])
-            for (library, source), path in reversed(objects.items())
-        ]
-        _progress(f"compiling {len(jobs)} files, once (a minute or two)")
-        try:
-            for job in as_completed(jobs):
-                job.result()
-                done += 1
-                _progress(f"compiled {done} of {len(jobs)} files", over=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        prefixes = {library.prefix: library for library in wanted if library.prefix}
+        compiled = {
+            prefix: pool.submit(_precompile, compiler, library, folder)
+            for prefix, library in prefixes.items()
+        }
+        jobs = []
+        # What needs no prefix is first in the pool, beside the prefix.
+        for (library, source), path in sorted(objects.items(), key=lambda o: bool(o[0][0].prefix)):
+            first = compiled[library.prefix].result() if library.prefix else ()
+            flags = [*_FLAGS, *library.flags, *first]
+            jobs.append(pool.submit(_run, [*compiler, *flags, "-c", str(source), "-o", str(path)]))
+        _await(jobs, pool)
+    for path in folder.glob("*.h*"):
+        path.unlink()
     _progress(f"compiled in {time.monotonic() - began:.0f} s")
     return objects
+
+
+def _precompile(compiler: list[str], library: Library, folder: Path) -> tuple[str, str]:
+    """Compile a library's prefix, and return the flags that put it before a source."""
+    assert library.prefix is not None
+    header = folder / library.prefix.name
+    shutil.copyfile(library.prefix, header)
+    flags = [*_FLAGS, *library.flags, "-x", "c++-header"]
+    _run([*compiler, *flags, str(header), "-o", f"{header}.gch"])
+    return ("-include", str(header))
+
+
+def _await(jobs: list[Future[None]], pool: ThreadPoolExecutor) -> None:
+    """Wait for all jobs; when one fails, those that have not begun are dropped."""
+    try:
+        for done, job in enumerate(as_completed(jobs), 1):
+            job.result()
+            _progress(f"compiled {done} of {len(jobs)} files", over=True)
+    except BaseException:
+        pool.shutdown(cancel_futures=True)
+        raise
 
 
 def _link(compiler: list[str], library: Library, objects: list[Path], folder: Path) -> None:
     soname = f"-Wl,-soname,{library.name}"
     output = ["-o", str(folder / library.name), f"-L{folder}", soname]
-    _run([*compiler, "-shared", "-pthread", *objects, *output, *library.links])
+    _run([*compiler, "-shared", "-pthread", *map(str, objects), *output, *library.links])
 
 
-def _run(command: list[str | Path]) -> None:
-    words = [str(word) for word in command]
+def _run(words: list[str]) -> None:
     try:
         done = subprocess.run(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
