@@ -1,0 +1,103 @@
+"""Four kinds of race, each with its synchronisation and without it.
+
+In `lazy` a program that lacks the synchronisation is wrong on every run; `eager` hides every race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+N = 1 << 14
+RUNS = 10
+
+Race = Callable[[bool], bool]
+
+
+def offload_before_the_producer(synchronised: bool) -> bool:
+    """D2H on a side stream, of what the compute stream still computes."""
+    side, host = torch.npu.Stream(), torch.full((N,), -1.0, pin_memory=True)
+    x = torch.zeros(N, device="npu")
+    torch.npu.synchronize()
+    x.add_(1).mul_(2)
+    if synchronised:
+        side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        host.copy_(x, non_blocking=True)
+    side.synchronize()
+    return bool(host.eq(2).all())
+
+
+def consumer_before_the_prefetch(synchronised: bool) -> bool:
+    """H2D on a side stream, of what the compute stream reads."""
+    side, host = torch.npu.Stream(), torch.full((N,), 3.0).pin_memory()
+    x = torch.zeros(N, device="npu")
+    torch.npu.synchronize()
+    with torch.npu.stream(side):
+        x.copy_(host, non_blocking=True)
+    if synchronised:
+        torch.npu.current_stream().wait_stream(side)
+    doubled = x * 2
+    return bool(doubled.cpu().eq(6).all())
+
+
+def free_before_the_side_stream(synchronised: bool) -> bool:
+    """A block is freed, and taken by another tensor, while a side stream is to copy it."""
+    side, host = torch.npu.Stream(), torch.empty(N, pin_memory=True)
+    x = torch.full((N,), 7.0, device="npu")
+    torch.npu.synchronize()
+    with torch.npu.stream(side):
+        host.copy_(x, non_blocking=True)
+    if synchronised:
+        x.record_stream(side)
+    del x
+    other = torch.full((N,), 9.0, device="npu")
+    torch.npu.current_stream().synchronize()
+    side.synchronize()
+    del other
+    return bool(host.eq(7).all())
+
+
+def host_before_the_copy(synchronised: bool) -> bool:
+    """The host reads pinned memory into which a copy is on its way."""
+    host, x = torch.zeros(N, pin_memory=True), torch.full((N,), 4.0, device="npu")
+    torch.npu.synchronize()
+    host.copy_(x, non_blocking=True)
+    if synchronised:
+        torch.npu.current_stream().synchronize()
+    return bool(host.eq(4).all())
+
+
+RACES = [
+    offload_before_the_producer,
+    consumer_before_the_prefetch,
+    free_before_the_side_stream,
+    host_before_the_copy,
+]
+
+
+def times_right(race: Race, synchronised: bool) -> int:
+    right = 0
+    for _ in range(RUNS):
+        right += race(synchronised)
+        torch.npu.synchronize()
+    return right
+
+
+@pytest.mark.parametrize("race", RACES)
+def test_with_its_synchronisation_a_program_is_right(race: Race) -> None:
+    assert times_right(race, synchronised=True) == RUNS
+
+
+@pytest.mark.schedules("lazy")
+@pytest.mark.parametrize("race", RACES)
+def test_without_it_lazy_is_wrong_every_time(race: Race) -> None:
+    assert times_right(race, synchronised=False) == 0
+
+
+@pytest.mark.schedules("eager")
+@pytest.mark.parametrize("race", RACES)
+def test_without_it_eager_is_right_so_that_it_proves_nothing(race: Race) -> None:
+    assert times_right(race, synchronised=False) == RUNS
