@@ -12,12 +12,14 @@ from ascend_sim.config import SCHEDULES, SimConfig
 from ascend_sim.counters import Counters
 from ascend_sim.errors import BuildError, ConfigError, FaultNotReachedError, RefusedError, SimError
 from ascend_sim.inject import Fault
+from ascend_sim.kernels import Fate
 
 __all__ = [
     "SCHEDULES",
     "BuildError",
     "ConfigError",
     "Counters",
+    "Fate",
     "Fault",
     "FaultNotReachedError",
     "RefusedError",

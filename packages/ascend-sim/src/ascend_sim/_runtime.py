@@ -101,11 +101,11 @@ class Runtime:
         status = self._acl.ascendsim_configure(ctypes.byref(settings))
         assert status == 0, "the runtime was used before it was configured"
 
-    def install(self, library: str, option: bool) -> int:
+    def install(self, library: str, option: bool) -> ctypes.CDLL:
         """Load a library that extends torch_npu, and let it install itself.
 
         Returns:
-            What its `ascendsim_*_install` returns.
+            The library.
 
         Raises:
             RuntimeError: When that fails.
@@ -117,7 +117,7 @@ class Runtime:
         result: int = loaded[f"{stem}_install"](int(option), text, ctypes.c_uint64(_TEXT_BYTES))
         if result < 0:
             raise RuntimeError(f"{library}: {text.value.decode(errors='replace')}")
-        return result
+        return loaded
 
     def counters(self) -> Counters:
         """Read the counters."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from ascend_sim._runtime import Runtime
 from ascend_sim.config import SimConfig
 from ascend_sim.counters import Counters
 from ascend_sim.inject import Fault, injected
+from ascend_sim.kernels import Fate, Kernels
 
 
 class Simulator:
@@ -17,9 +20,10 @@ class Simulator:
         config: What was asked for.
     """
 
-    def __init__(self, config: SimConfig, runtime: Runtime) -> None:
+    def __init__(self, config: SimConfig, runtime: Runtime, kernels: Kernels) -> None:
         self.config = config
         self._runtime = runtime
+        self._kernels = kernels
 
     def counters(self) -> Counters:
         """Read the runtime's counters. Nothing is waited for."""
@@ -48,6 +52,23 @@ class Simulator:
             FaultNotReachedError: When the block ends without having reached it.
         """
         return injected(self._runtime, fault, nth)
+
+    def operators(self, fate: Fate) -> list[str]:
+        """Name all operators of a fate, such as those that the NPU does not have (`Fate.LEFT`)."""
+        return self._kernels.names(fate)
+
+    def left_calls(self) -> dict[str, int]:
+        """Count the calls of operators that were left to torch_npu's fallback, by name."""
+        return self._kernels.left_calls()
+
+    @contextlib.contextmanager
+    def strict(self, strict: bool = True) -> Iterator[None]:
+        """Within the block, make a call of an operator that the NPU does not have an error."""
+        self._kernels.set_strict(strict)
+        try:
+            yield
+        finally:
+            self._kernels.set_strict(self.config.strict)
 
     def drain(self) -> None:
         """Run every task that was submitted, on all streams of all devices.

@@ -12,6 +12,7 @@ from ascend_sim._runtime import ALLOCATORS, KERNELS, Runtime
 from ascend_sim._simulator import Simulator
 from ascend_sim.config import SimConfig
 from ascend_sim.errors import RefusedError
+from ascend_sim.kernels import Kernels
 
 # A process has one runtime, as it has one torch_npu: this holds its handle.
 _running: list[Simulator] = []
@@ -53,7 +54,7 @@ def start(config: SimConfig | None = None, **options: Any) -> Simulator:
         )
     _machine.check()
     os.environ.update(_machine.ENVIRONMENT)
-    simulator = Simulator(wanted, _load(wanted))
+    simulator = _load(wanted)
     _running.append(simulator)
     return simulator
 
@@ -63,14 +64,14 @@ def current() -> Simulator | None:
     return _running[0] if _running else None
 
 
-def _load(config: SimConfig) -> Runtime:
+def _load(config: SimConfig) -> Simulator:
     runtime = Runtime(build())
     runtime.configure(config)
     import torch_npu  # which imports torch
 
-    runtime.install(KERNELS, config.strict)
+    kernels = Kernels(runtime.install(KERNELS, config.strict))
     # Some of torch_npu's allocators exist only once a device was initialised.
     torch_npu.npu._lazy_call(lambda: runtime.install(ALLOCATORS, config.poison))
     # Tasks still pending would otherwise meet a torch that is half gone.
     atexit.register(runtime.drain)
-    return runtime
+    return Simulator(config, runtime, kernels)
