@@ -42,13 +42,14 @@ class Arguments {
 
   int64_t integer(std::string_view name, int64_t otherwise) const {
     const c10::IValue& value = get(name);
-    if (value.isTensor()) return value.toTensor().item<int64_t>();
+    if (value.isTensor() && value.toTensor().defined()) return value.toTensor().item<int64_t>();
     return value.isInt() ? value.toInt() : otherwise;
   }
 
   std::vector<int64_t> integers(std::string_view name) const {
     const c10::IValue& value = get(name);
-    if (!value.isTensor()) return value.isIntList() ? value.toIntVector() : std::vector<int64_t>();
+    if (value.isIntList()) return value.toIntVector();
+    if (!value.isTensor() || !value.toTensor().defined()) return {};
     const Tensor list = value.toTensor().to(at::kCPU, at::kLong).contiguous();
     const auto* data = list.const_data_ptr<int64_t>();
     return {data, data + list.numel()};

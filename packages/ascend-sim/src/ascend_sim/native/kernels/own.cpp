@@ -11,22 +11,24 @@ namespace {
 
 // [Note: copies]
 //
-// torch_npu's own kernel makes every copy that is one block of bytes: between contiguous tensors of
-// one dtype, in any direction. So pinned blocks are recorded, transfers counted and timed, and
-// pageable memory waits, as in reality. Everything else is cast and laid out on the side where the
-// source is, then sent as a block, then laid out on the side of the destination.
+// torch_npu's own kernel makes every copy between two memories that is one block of bytes: between
+// contiguous tensors of one dtype. So pinned blocks are recorded, transfers counted and timed, and
+// pageable memory waits, as in reality. Any other transfer is cast and laid out on the side where
+// the source is, then sent as a block, then laid out on the side of the destination. A copy within
+// one device is a kernel.
 class Copy {
  public:
-  Copy(c10::OperatorHandle op)
+  explicit Copy(const c10::OperatorHandle& op)
       : op_(op),
         torch_npu_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)),
         on_device_(op, std::nullopt) {}
 
   void operator()(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-    if (is_block(to, from)) {
+    if (is_npu(to) && to.device() == from.device()) {
+      torch::jit::Stack stack{to, from, non_blocking};
+      on_device_(op_, {}, &stack);
+    } else if (is_block(to, from)) {
       block(to, from, non_blocking);
-    } else if (is_npu(to) && is_npu(from) && to.device() == from.device()) {
-      call(to, from, non_blocking, [&](torch::jit::Stack* stack) { on_device_(op_, {}, stack); });
     } else {
       staged(to, from, non_blocking);
     }
@@ -40,9 +42,8 @@ class Copy {
   }
 
   void block(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-    call(to, from, non_blocking, [&](torch::jit::Stack* stack) {
-      torch_npu_.callBoxed(op_, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
-    });
+    torch::jit::Stack stack{to, from, non_blocking};
+    torch_npu_.callBoxed(op_, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), &stack);
   }
 
   void staged(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
@@ -53,12 +54,6 @@ class Copy {
     // Laying out on the host reads the bytes, so they must have arrived.
     block(landed, packed, is_npu(to) && non_blocking);
     to.copy_(landed);
-  }
-
-  template <class F>
-  static void call(at::Tensor& to, const at::Tensor& from, bool non_blocking, F&& kernel) {
-    torch::jit::Stack stack{to, from, non_blocking};
-    kernel(&stack);
   }
 
   const c10::OperatorHandle op_;
