@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import os
+import sys
 from typing import Any
 
 from ascend_sim import _machine
@@ -13,6 +16,8 @@ from ascend_sim._simulator import Simulator
 from ascend_sim.config import SimConfig
 from ascend_sim.errors import RefusedError
 from ascend_sim.kernels import Kernels
+
+_NO_CANN = "ASCEND_HOME_PATH environment variable is not set"
 
 # A process has one runtime, as it has one torch_npu: this holds its handle.
 _running: list[Simulator] = []
@@ -64,11 +69,21 @@ def current() -> Simulator | None:
     return _running[0] if _running else None
 
 
+def _import_torch_npu() -> Any:
+    """Import torch_npu, and torch with it, without what it prints about a missing CANN."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        import torch_npu
+    for line in said.getvalue().splitlines(keepends=True):
+        if _NO_CANN not in line:
+            sys.stdout.write(line)
+    return torch_npu
+
+
 def _load(config: SimConfig) -> Simulator:
     runtime = Runtime(build())
     runtime.configure(config)
-    import torch_npu  # which imports torch
-
+    torch_npu = _import_torch_npu()
     kernels = Kernels(runtime.install(KERNELS, config.strict))
     # Some of torch_npu's allocators exist only once a device was initialised.
     torch_npu.npu._lazy_call(lambda: runtime.install(ALLOCATORS, config.poison))
