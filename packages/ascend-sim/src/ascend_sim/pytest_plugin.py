@@ -37,8 +37,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start the simulation, or at least let `import torch` work where torch_npu is in its way."""
     schedule = early_config.known_args_namespace.npu_sim
     if schedule is not None:
+        os.environ["ASCENDSIM_SCHEDULE"] = schedule  # for processes that tests start
         try:
-            start(schedule=schedule)
+            start()
         except SimError as error:
             raise pytest.UsageError(str(error)) from error
     elif _machine.installed("torch-npu") and not _machine.real_cann(os.environ):
