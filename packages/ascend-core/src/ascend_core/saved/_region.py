@@ -26,7 +26,7 @@ class Region:
     """A context manager in which `keepers` decide about saved tensors.
 
     Entering costs nothing where nothing is saved (grad mode off, inference mode, inside
-    `torch.func` transforms, while `torch.compile` traces). Otherwise the region joins the frame
+    `torch.func` transforms, while `torch.compile` or `torch.jit` traces). Otherwise the region joins the frame
     that is open on this thread, or opens one when there is none or when somebody else's hooks
     were entered since.
     """
@@ -99,6 +99,7 @@ def _tensors_are_saved() -> bool:
         torch.is_grad_enabled()
         and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
         and not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
     )
 
 
