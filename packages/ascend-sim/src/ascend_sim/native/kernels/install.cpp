@@ -145,7 +145,7 @@ class Installer {
     if (!is_aten && name.rfind("npu::", 0) != 0) return;
     const Registered registered(op);
     if (registered.npu && kept().count(name)) return census().add(Fate::kKept, name);
-    if (is_aten && registered.npu_autograd) place_autograd(op, name, registered);
+    if (is_aten && registered.npu_autograd) place_autograd(name, registered);
     if (own_.count(name)) return;
     torch::Library& library = is_aten ? aten_ : npu_;
     if (!registered.npu) {
@@ -168,8 +168,7 @@ class Installer {
   }
 
   // torch_npu's formulas call its own kernels directly; torch's formulas call operators.
-  void place_autograd(const OperatorHandle& op, const std::string& name,
-                      const Registered& registered) {
+  void place_autograd(const std::string& name, const Registered& registered) {
     if (registered.implicit && !registered.cpu) {
       aten_autograd_.impl(short_name(name).c_str(),
                           redirected<DispatchKey::CompositeImplicitAutograd>());

@@ -31,12 +31,12 @@ uint64_t OutputPlanner::hits() { return g_hits; }
 
 std::shared_ptr<const OutputPlan> OutputPlanner::plan(const torch::jit::Stack& arguments) {
   if (signature_.waits) return nullptr;
-  if (!has_meta_) return signature_.only_writes ? std::make_shared<OutputPlan>() : nullptr;
   static thread_local std::string key;
   key.clear();
-  // A number cannot change the shape of what an operator only writes to, and an optimizer passes
+  // A number cannot change the shape of what an operator writes in place, and an optimizer passes
   // another one at each step.
-  const bool keyed = append_key(arguments, /*values=*/!signature_.only_writes, key);
+  const bool values = signature_.resizes || !signature_.only_writes;
+  const bool keyed = append_key(arguments, values, key);
   if (keyed) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = plans_.find(key);
@@ -46,7 +46,7 @@ std::shared_ptr<const OutputPlan> OutputPlanner::plan(const torch::jit::Stack& a
     }
   }
   const std::string known_key = key;  // Meta kernels call operators, which use `key`
-  std::shared_ptr<const OutputPlan> plan = infer(arguments);
+  const Plan plan = infer(arguments);
   if (plan && keyed) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (plans_.size() >= kPlansPerOperator) plans_.clear();
@@ -55,12 +55,22 @@ std::shared_ptr<const OutputPlan> OutputPlanner::plan(const torch::jit::Stack& a
   return plan;
 }
 
-std::shared_ptr<const OutputPlan> OutputPlanner::infer(const torch::jit::Stack& arguments) {
-  const std::vector<at::ScalarType>* dtypes = nullptr;
-  if (needs_host_dtypes(arguments)) {
-    dtypes = host_dtypes(arguments);
-    if (!dtypes) return nullptr;
+OutputPlanner::Plan OutputPlanner::infer(const torch::jit::Stack& arguments) {
+  if (signature_.only_writes) {
+    const Plan plan = from_meta(arguments);
+    return plan || has_meta_ ? plan : std::make_shared<OutputPlan>();
   }
+  if (body_) return from_meta(arguments);
+  if (signature_.tensor_tuple) {
+    const Plan plan = from_host(arguments);
+    return plan ? plan : from_meta(arguments);
+  }
+  const Plan plan = from_meta(arguments);
+  return plan || has_meta_ ? plan : from_host(arguments);
+}
+
+OutputPlanner::Plan OutputPlanner::from_meta(const torch::jit::Stack& arguments) {
+  if (!has_meta_) return nullptr;
   torch::jit::Stack twins = arguments;
   for (c10::IValue& value : twins) {
     map_tensors(value, [](const at::Tensor& t) { return is_npu(t) ? meta_twin(t) : t; });
@@ -69,77 +79,24 @@ std::shared_ptr<const OutputPlan> OutputPlanner::infer(const torch::jit::Stack& 
   }
   torch::jit::Stack results = twins;
   try {
-    run_on_meta(results);
+    HostDispatch host;
+    op_.callBoxed(&results);
   } catch (const c10::NotImplementedError&) {
     has_meta_ = false;
-    return signature_.only_writes ? std::make_shared<OutputPlan>() : nullptr;
+    return nullptr;
   } catch (const std::exception&) {
     return nullptr;  // a wrong argument, or data that Meta lacks: the kernel itself will tell
   }
-  auto plan = std::make_shared<OutputPlan>();
-  for (size_t i = 0; i < arguments.size(); ++i) {
+  const Plan plan = describe(results);
+  for (size_t i = 0; plan && i < arguments.size(); ++i) {
     if (!signature_.out[i] || !arguments[i].isTensor()) continue;
-    const at::Tensor& twin = twins[i].toTensor();
-    if (twin.sizes() != arguments[i].toTensor().sizes())
-      plan->resizes.push_back({i, twin.sizes().vec()});
+    const at::IntArrayRef sizes = twins[i].toTensor().sizes();
+    if (sizes != arguments[i].toTensor().sizes()) plan->resizes.push_back({i, sizes.vec()});
   }
-  return describe(results, dtypes ? *dtypes : std::vector<at::ScalarType>(), *plan) ? plan
-                                                                                    : nullptr;
+  return plan;
 }
 
-void OutputPlanner::run_on_meta(torch::jit::Stack& stack) const {
-  HostDispatch host;
-  op_.callBoxed(&stack);
-}
-
-bool OutputPlanner::describe(const torch::jit::Stack& results,
-                             const std::vector<at::ScalarType>& dtypes, OutputPlan& plan) const {
-  for (size_t r = 0; r < results.size(); ++r) {
-    const c10::IValue& result = results[r];
-    if (signature_.returned[r] >= 0) {
-      plan.returns.push_back({ReturnPlan::kArgument, {}, {}});
-    } else if (result.isNone()) {
-      plan.returns.push_back({ReturnPlan::kTensor, {describe_tensor(at::Tensor())}, {}});
-    } else if (result.isTensor() || result.isTensorList()) {
-      ReturnPlan described{
-          result.isTensor() ? ReturnPlan::kTensor : ReturnPlan::kTensorList, {}, {}};
-      for_each_tensor(result, [&](const at::Tensor& t) {
-        described.tensors.push_back(describe_tensor(t));
-        if (r < dtypes.size() && t.defined()) described.tensors.back().dtype = dtypes[r];
-      });
-      plan.returns.push_back(std::move(described));
-    } else if (is_value(result)) {
-      plan.returns.push_back({ReturnPlan::kValue, {}, result});
-    } else {
-      return false;
-    }
-  }
-  return true;
-}
-
-// In reduced precision a host kernel may keep saved statistics in another dtype than the Meta
-// kernel says: native_layer_norm's are bfloat16 where Meta, which follows CUDA, says float.
-bool OutputPlanner::needs_host_dtypes(const torch::jit::Stack& arguments) const {
-  if (!signature_.tensor_tuple || body_) return false;
-  bool reduced = false;
-  for (const c10::IValue& value : arguments) {
-    for_each_tensor(value, [&](const at::Tensor& t) {
-      reduced |= t.defined() && at::isReducedFloatingType(t.scalar_type());
-    });
-  }
-  return reduced;
-}
-
-// Learns the dtypes by running the host's kernel once on zeros of the same shapes. It touches no
-// device memory and waits for nothing, so a race stays visible in the very first call.
-const std::vector<at::ScalarType>* OutputPlanner::host_dtypes(const torch::jit::Stack& arguments) {
-  std::string key;
-  append_dtype_key(arguments, key);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = dtypes_.find(key);
-    if (found != dtypes_.end()) return &found->second;
-  }
+OutputPlanner::Plan OutputPlanner::from_host(const torch::jit::Stack& arguments) const {
   torch::jit::Stack zeros = arguments;
   for (size_t i = 0; i < zeros.size(); ++i) {
     map_tensors(zeros[i], [](const at::Tensor& t) { return t.defined() ? host_zeros_like(t) : t; });
@@ -152,13 +109,31 @@ const std::vector<at::ScalarType>* OutputPlanner::host_dtypes(const torch::jit::
   } catch (const std::exception&) {
     return nullptr;
   }
-  std::vector<at::ScalarType> learnt;
-  for (const c10::IValue& result : zeros) {
-    const bool defined = result.isTensor() && result.toTensor().defined();
-    learnt.push_back(defined ? result.toTensor().scalar_type() : at::kFloat);
+  return describe(zeros);
+}
+
+OutputPlanner::Plan OutputPlanner::describe(const torch::jit::Stack& results) const {
+  auto plan = std::make_shared<OutputPlan>();
+  bool known = true;
+  for (size_t r = 0; r < results.size(); ++r) {
+    const c10::IValue& result = results[r];
+    if (signature_.returned[r] >= 0) {
+      plan->returns.push_back({ReturnPlan::kArgument, {}, {}});
+    } else if (result.isNone()) {
+      plan->returns.push_back({ReturnPlan::kTensor, {describe_tensor(at::Tensor())}, {}});
+    } else if (result.isTensor() || result.isTensorList()) {
+      const auto kind = result.isTensor() ? ReturnPlan::kTensor : ReturnPlan::kTensorList;
+      plan->returns.push_back({kind, {}, {}});
+      for_each_tensor(result, [&](const at::Tensor& t) {
+        known = known && (!t.defined() || t.layout() == at::kStrided);
+        if (known) plan->returns.back().tensors.push_back(describe_tensor(t));
+      });
+    } else {
+      known = known && is_value(result);
+      plan->returns.push_back({ReturnPlan::kValue, {}, result});
+    }
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  return &dtypes_.emplace(std::move(key), std::move(learnt)).first->second;
+  return known ? plan : nullptr;
 }
 
 }  // namespace ascendsim::kernels

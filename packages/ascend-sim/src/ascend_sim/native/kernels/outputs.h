@@ -1,7 +1,12 @@
 // What an operator will return, known before its kernel runs.
 //
-// Shapes come from the Meta kernel. Most of those are Python and cost 0.2 to 6 ms, so what they
-// answered is kept, keyed by everything that shapes can depend on.
+// One new tensor: from the Meta kernel. Most of those are Python and cost 0.2 to 6 ms, so what they
+// answer is kept, keyed by everything that shapes can depend on.
+//
+// Several new tensors: from running the host's kernel once, on zeros of the same shapes. Meta
+// follows CUDA, and what the host's kernel saves for backward may differ: native_layer_norm's
+// statistics are bfloat16 there, native_batch_norm's are empty in evaluation. The run touches no
+// device memory and waits for nothing, so a race stays visible in the very first call.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -55,20 +60,19 @@ class OutputPlanner {
   static uint64_t hits();
 
  private:
-  std::shared_ptr<const OutputPlan> infer(const torch::jit::Stack& arguments);
-  void run_on_meta(torch::jit::Stack& stack) const;
-  bool describe(const torch::jit::Stack& results, const std::vector<at::ScalarType>& dtypes,
-                OutputPlan& plan) const;
-  bool needs_host_dtypes(const torch::jit::Stack& arguments) const;
-  const std::vector<at::ScalarType>* host_dtypes(const torch::jit::Stack& arguments);
+  using Plan = std::shared_ptr<OutputPlan>;
+
+  Plan infer(const torch::jit::Stack& arguments);
+  Plan from_meta(const torch::jit::Stack& arguments);
+  Plan from_host(const torch::jit::Stack& arguments) const;
+  Plan describe(const torch::jit::Stack& results) const;
 
   const c10::OperatorHandle op_;
   const Signature& signature_;
   const c10::KernelFunction* body_;
-  std::atomic<bool> has_meta_{true};
+  std::atomic<bool> has_meta_{true};  // until a call shows that it has none
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const OutputPlan>> plans_;
-  std::unordered_map<std::string, std::vector<at::ScalarType>> dtypes_;
 };
 
 }  // namespace ascendsim::kernels

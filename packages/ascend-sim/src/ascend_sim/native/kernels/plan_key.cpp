@@ -100,13 +100,4 @@ bool append_key(const torch::jit::Stack& arguments, bool values, std::string& ke
   return true;
 }
 
-void append_dtype_key(const torch::jit::Stack& arguments, std::string& key) {
-  for (const c10::IValue& value : arguments) {
-    for_each_tensor(value, [&](const at::Tensor& t) {
-      key += t.defined() ? static_cast<char>(t.scalar_type()) : 'u';
-    });
-    key += ',';
-  }
-}
-
 }  // namespace ascendsim::kernels

@@ -12,7 +12,4 @@ namespace ascendsim::kernels {
 // an argument is of a kind that it does not know; then nothing may be kept.
 bool append_key(const torch::jit::Stack& arguments, bool values, std::string& key);
 
-// Appends the dtypes of the tensors alone.
-void append_dtype_key(const torch::jit::Stack& arguments, std::string& key);
-
 }  // namespace ascendsim::kernels

@@ -42,6 +42,7 @@ Signature::Signature(const c10::OperatorHandle& op)
     const c10::Argument& argument = schema.arguments()[i];
     written.push_back(is_written(argument));
     out.push_back(argument.is_out());
+    resizes |= argument.is_out();
     if (argument.name() == "generator") generator = static_cast<int>(i);
   }
   int fresh = 0;

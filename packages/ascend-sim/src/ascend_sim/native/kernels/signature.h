@@ -19,6 +19,7 @@ struct Signature {
   std::vector<bool> out;      // per argument: out=, which the kernel may resize
   int generator = -1;         // the argument's position
   bool only_writes = true;    // every return is a written argument
+  bool resizes = false;       // it has out= arguments
   bool tensor_tuple = false;  // more than one tensor is new
   bool waits = false;         // the result's shape or value depends on data
   bool takes_host_indices = false;
