@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from ascend_core.memory import measure_peak
+from ascend_core.saved import Frame, region
 from ascend_core.testing import (
     Growth,
     RunRecord,
@@ -397,6 +398,30 @@ def test_the_report_is_of_the_latest_forward() -> None:
     assert handle.report()["saved_bytes"] == 0 or handle.report()["saved_bytes"] == sizes[2]
 
 
+class Idle:
+    """A keeper that claims nothing."""
+
+    moves = False
+
+    def open(self, frame: Frame) -> Idle:
+        return self
+
+    def claim(self, tensor: Tensor, record: Any) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_report_inside_a_region_that_spans_steps() -> None:
+    model = Model(GeluMLP)
+    handle = turn_on(model)
+    with region(Idle()):
+        for _ in range(3):
+            one_step(model)
+            assert handle.report()["saved_bytes"] == 2 * TOKENS * INNER * 4
+
+
 def test_layers_choose_what_is_dropped() -> None:
     model, x = Model(GeluMLP, layers=4), batch()
     plain = held_bytes(lambda: model(x))
@@ -729,6 +754,30 @@ def test_a_compiled_model_with_the_feature_on(how: str) -> None:
         plain(x).square().mean().backward()
         run(x).square().mean().backward()
         assert_equal(gradients(plain), gradients(model))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_the_feature_on_can_be_traced() -> None:
+    model, x = Model(GeluMLP), batch()
+    turn_on(model)
+    with torch.no_grad():
+        expected = model(x)
+    assert torch.equal(torch.jit.trace(model, (x,))(x), expected)
+    assert torch.equal(torch.export.export(model, (x,)).module()(x), expected)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), expected)
+
+
+def test_functional_calls_and_gradients_of_functions() -> None:
+    plain, model = pair_of_models(lambda: Model(GeluMLP))
+    turn_on(model)
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    x = batch()
+
+    def loss(which: nn.Module) -> Callable[[dict[str, Tensor]], Tensor]:
+        return lambda values: torch.func.functional_call(which, values, (x,)).square().sum()
+
+    expected, got = (torch.func.grad(loss(which))(weights) for which in (plain, model))
+    assert all(bitwise_equal(expected[name], got[name]) for name in weights)
 
 
 def test_hooks_and_double_backward() -> None:

@@ -226,6 +226,48 @@ def test_a_write_after_a_pair_of_hooks_below_took_copies_is_allowed() -> None:
     assert_same(program)
 
 
+@pytest.mark.parametrize("source", [False, True], ids=["the output", "its source"])
+def test_a_write_through_data_before_the_save(*, source: bool) -> None:
+    # It moves no version counter: whoever reads `data` inside a region may write there.
+    def program(region: Region) -> list[Tensor | None]:
+        x0, fc = leaf(8, 16), nn.Linear(16, 16)
+        with region():
+            x = x0 * 1.0
+            h = F.gelu(x)
+            (x if source else h).data.clamp_(-0.1, 0.1)
+            y = fc(h)
+        y.square().sum().backward()
+        return [y, x0.grad, fc.weight.grad]
+
+    assert_same(program)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_data_that_is_bound_to_another_tensor(*, autocast: bool) -> None:
+    def program(region: Region) -> list[Tensor | None]:
+        x, fc = leaf(8, 16), nn.Linear(16, 16)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), region():
+            h = F.gelu(x)
+            h.data = torch.ones(8, 16)
+            y = fc(h)
+        y.float().square().sum().backward()
+        return [y, x.grad, fc.weight.grad]
+
+    assert_same(program)
+
+
+def test_a_list_argument_that_is_changed_later() -> None:
+    def program(region: Region) -> list[Tensor | None]:
+        x, fc, shape = leaf(8, 16), nn.Linear(16, 16), [16]
+        with region():
+            y = fc(F.layer_norm(x, shape))
+        shape[0] = 8
+        y.square().sum().backward()
+        return [x.grad, fc.weight.grad]
+
+    assert_same(program)
+
+
 # Edges of the graph ------------------------------------------------------------------------------
 
 
@@ -343,6 +385,18 @@ def test_ar_23_the_halves_of_an_output_are_views_of_one_storage() -> None:
             y = down(gate * up) + other(up)
         y.square().sum().backward()
         return [x.grad, down.weight.grad, other.weight.grad]
+
+    assert_same(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_copy_of_part_of_an_output_to_the_dtype_of_another(dtype: torch.dtype) -> None:
+    def program(region: Region) -> list[Tensor | None]:
+        x, fc = leaf(8, 16), nn.Linear(16, 16).to(dtype)
+        with region():
+            y = fc(F.gelu(x)[2:].to(x.to(dtype), copy=True))
+        y.float().square().sum().backward()
+        return [x.grad, fc.weight.grad]
 
     assert_same(program)
 
@@ -621,6 +675,40 @@ def test_gradients_of_some_inputs_only() -> None:
         return [of_down, of_up, *torch.autograd.grad(y, [x, gate.weight, down.weight])]
 
     assert_same(program)
+
+
+def test_the_graph_of_one_output_on_many_threads() -> None:  # AR-19
+    gate, up, down, x = gated()
+    with rebuild_region(EVERYTHING):
+        loss = down(F.silu(gate(x)) * up(x)).sum()
+    weights = [*gate.parameters(), *up.parameters(), *down.parameters()]
+    expected = torch.autograd.grad(loss, weights, retain_graph=True)
+    equal: list[bool] = []
+
+    def work() -> None:
+        for _ in range(50):
+            got = torch.autograd.grad(loss, weights, retain_graph=True)
+            equal.append(all(map(torch.equal, got, expected)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert equal == [True] * 200
+
+
+def test_anomaly_detection_names_the_same_operator() -> None:
+    def message(region: Region) -> str:
+        gate, up, down, x = gated()
+        with pytest.warns(UserWarning), torch.autograd.detect_anomaly():
+            with region():
+                y = down(F.silu(gate(x)) * up(x)).sum()
+            with pytest.raises(RuntimeError) as caught:
+                (y * float("nan")).backward()
+        return str(caught.value)
+
+    assert message(lambda: rebuild_region(EVERYTHING)) == message(contextlib.nullcontext)
 
 
 def test_backward_inside_the_region() -> None:
