@@ -256,7 +256,7 @@ def test_the_consumer_may_live_in_another_module() -> None:
         model, x = Model(HalfMLP, layers=1), batch()
         if on:
             turn_on(model)
-        return held_bytes(lambda: model(x))
+        return held_bytes(lambda: model(x), device="cpu")
 
     assert bytes_held(on=False) - bytes_held(on=True) == TOKENS * INNER * 4
 
@@ -286,9 +286,9 @@ def test_saved_bytes_fall_by_the_bytes_of_the_outputs(kind: str, *, autocast: bo
             out: Tensor = model(x)
         return out
 
-    plain = held_bytes(forward)
+    plain = held_bytes(forward, device="cpu")
     handle = turn_on(model)
-    ours = held_bytes(forward)
+    ours = held_bytes(forward, device="cpu")
     layer = tensors * TOKENS * INNER * (2 if autocast else 4)
     by_module = {"layers.0.mlp": layer, "layers.1.mlp": layer}
     assert handle.report() == {
@@ -347,9 +347,9 @@ class ReluMLP(GeluMLP):
 def test_where_nothing_is_won_nothing_is_lost() -> None:
     assert peak(on=True, make=lambda: Model(ReluMLP)) <= peak(on=False, make=lambda: Model(ReluMLP))
     model, x = Model(ReluMLP), batch()
-    plain = held_bytes(lambda: model(x))
+    plain = held_bytes(lambda: model(x), device="cpu")
     handle = turn_on(model)
-    assert held_bytes(lambda: model(x)) == plain
+    assert held_bytes(lambda: model(x), device="cpu") == plain
     assert handle.report()["saved_bytes"] == 0
 
 
@@ -424,9 +424,9 @@ def test_the_report_inside_a_region_that_spans_steps() -> None:
 
 def test_layers_choose_what_is_dropped() -> None:
     model, x = Model(GeluMLP, layers=4), batch()
-    plain = held_bytes(lambda: model(x))
+    plain = held_bytes(lambda: model(x), device="cpu")
     handle = recompute_activation(model, RecomputeActivationConfig(layers=(1, 3), policy=SMALL))
-    assert plain - held_bytes(lambda: model(x)) == 2 * TOKENS * INNER * 4
+    assert plain - held_bytes(lambda: model(x), device="cpu") == 2 * TOKENS * INNER * 4
     assert set(handle.report()["saved_bytes_by_module"]) == {"layers.1.mlp", "layers.3.mlp"}
 
 
@@ -547,15 +547,15 @@ def test_remove_in_the_middle_of_training() -> None:
 def test_twice_on_one_model() -> None:
     plain, model = pair_of_models()
     x = batch()
-    held = held_bytes(lambda: model(x))
+    held = held_bytes(lambda: model(x), device="cpu")
     first, second = turn_on(model), turn_on(model, layers=(1,))
     assert_equal(one_step(plain), one_step(model))
-    assert held - held_bytes(lambda: model(x)) == 2 * 2 * TOKENS * INNER * 4
+    assert held - held_bytes(lambda: model(x), device="cpu") == 2 * 2 * TOKENS * INNER * 4
     first.remove()
     assert_equal(one_step(plain), one_step(model))
-    assert held - held_bytes(lambda: model(x)) == 2 * TOKENS * INNER * 4
+    assert held - held_bytes(lambda: model(x), device="cpu") == 2 * TOKENS * INNER * 4
     second.remove()
-    assert held_bytes(lambda: model(x)) == held
+    assert held_bytes(lambda: model(x), device="cpu") == held
     assert type(model) is Model
 
 
@@ -706,9 +706,9 @@ def test_sa_27_checkpoint_around_the_blocks(*, reentrant: bool) -> None:
 
     assert_same_training(Checkpointed)
     model, x = Checkpointed(), batch()
-    plain = held_bytes(lambda: model(x))
+    plain = held_bytes(lambda: model(x), device="cpu")
     turn_on(model)
-    assert held_bytes(lambda: model(x)) <= plain
+    assert held_bytes(lambda: model(x), device="cpu") <= plain
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])

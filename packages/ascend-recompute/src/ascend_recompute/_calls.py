@@ -26,12 +26,12 @@ _NO_CONSTANT = object()
 _LONGEST_REACH = 64
 
 
-def random_state_before(function: Operator, args: tuple[Any, ...]) -> RngState | None:
+def random_state_before(function: Operator, values: tuple[Any, ...]) -> RngState | None:
     """The random state that a call is about to use.
 
     None for dropout on CPU, whose mask is saved by its own node and serves as well.
     """
-    tensors = [value for value in args if isinstance(value, Tensor)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     if function in DROPOUT and all(tensor.is_cpu for tensor in tensors):
         return None
     return RngState.capture({tensor.device for tensor in tensors if not tensor.is_cpu})

@@ -230,8 +230,9 @@ class Source(NamedTuple):
         if not isinstance(self.saved, Packed):
             return self.layout.look_at(self.recipe.run(run))
         self.saved.check()
-        if self.saved.early is not None:
-            return self.layout.look_at(self.saved.early)
+        early = self.saved.early
+        if early is not None:
+            return self.layout.look_at(early)
         output = self.recipe.run(run)
         run.passed_by(self.saved, self.recipe, output)
         return self.layout.look_at(output)

@@ -73,7 +73,7 @@ class Recorder:
         """
         is_random = function in self._policy.random
         first = self._frame.serial
-        rng = random_state_before(function, args) if is_random else None
+        rng = random_state_before(function, (*args, *kwargs.values())) if is_random else None
         output = function(*args, **kwargs)
         if not self._is_recordable(output):
             return output

@@ -1,12 +1,12 @@
 """Which operators are cheap enough to run again.
 
-A `Policy` maps callables, as a model's code calls them, to how their result is rebuilt. What is
-not in the policy is never run again; matrix products and attention are in none of the groups.
+A `Policy` names functions as a model's code calls them. What is not in the policy is never run
+again; matrix products and attention are in none of the groups.
 
     from ascend_recompute import policy
-    mine = policy.DEFAULT.extended(my_library.fused_gelu)
+    mine = policy.DEFAULT.extended(torch.ops.my_library.fused_gelu)
 
-An operator may be added when it computes its single output from its arguments alone, writes to
+A function of PyTorch or a custom operator may be added when it computes its single output from its arguments alone, writes to
 none of them, and gives the same bits each time. Operators that draw random numbers are named in
 `random`; they are replayed with the random state of the forward.
 """
