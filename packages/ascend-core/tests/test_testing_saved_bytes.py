@@ -13,6 +13,15 @@ from ascend_core.testing import held_bytes, parametrize_devices, saved_storages
 KIB = 1024
 
 
+def occupied(*sizes: int, device: torch.device) -> int:
+    """What tensors of so many bytes take of a device, whose allocator may round each up."""
+
+    def tensors() -> list[torch.Tensor]:
+        return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+
+    return held_bytes(tensors, device=device)
+
+
 @parametrize_devices()
 def test_held_bytes_are_what_backward_needs_and_the_result(device: torch.device) -> None:
     x_BH = torch.randn(64, 32, device=device)
@@ -20,14 +29,15 @@ def test_held_bytes_are_what_backward_needs_and_the_result(device: torch.device)
     down = nn.Linear(128, 32).to(device)
     held = held_bytes(lambda: down(F.gelu(up(x_BH))), device=device)
     hidden, output = 64 * 128 * 4, 64 * 32 * 4
-    assert held == 2 * hidden + output
+    assert occupied(hidden, hidden, output, device=device) == held
+    assert 0 <= held - (2 * hidden + output) < 3 * KIB
 
 
 @parametrize_devices()
 def test_nothing_is_held_without_grad(device: torch.device) -> None:
     x = torch.randn(64, 32, device=device)
     with torch.no_grad():
-        assert held_bytes(lambda: x.exp().exp(), device=device) == x.nbytes
+        assert held_bytes(lambda: x.exp().exp(), device=device) == occupied(x.nbytes, device=device)
 
 
 def test_saved_storages_are_listed_once_and_sum_to_what_is_held() -> None:

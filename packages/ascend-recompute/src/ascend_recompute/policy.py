@@ -6,9 +6,9 @@ again; matrix products and attention are in none of the groups.
     from ascend_recompute import policy
     mine = policy.DEFAULT.extended(torch.ops.my_library.fused_gelu)
 
-A function of PyTorch or a custom operator may be added when it computes its single output from its arguments alone, writes to
-none of them, and gives the same bits each time. Operators that draw random numbers are named in
-`random`; they are replayed with the random state of the forward.
+A function of PyTorch or a custom operator may be added when it computes its single output from
+its arguments alone, writes to none of them, and gives the same bits each time. Operators that
+draw random numbers are named in `random`; they are replayed with the random state of the forward.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class Region:
     """A context manager in which `keepers` decide about saved tensors.
 
     Entering costs nothing where nothing is saved (grad mode off, inference mode, inside
-    `torch.func` transforms, while `torch.compile` or `torch.jit` traces). Otherwise the region joins the frame
-    that is open on this thread, or opens one when there is none or when somebody else's hooks
-    were entered since.
+    `torch.func` transforms, while `torch.compile` or `torch.jit` traces). Otherwise the region
+    joins the frame that is open on this thread, or opens one when there is none or when somebody
+    else's hooks were entered since.
     """
 
     __slots__ = ("_frame", "_keepers", "_opened")

@@ -1,23 +1,19 @@
 // torch_npu's fused operators, under its own schemas, with its own Meta and autograd formulas.
 #pragma once
 
-#include <ATen/core/boxing/KernelFunction.h>
 #include <torch/library.h>
 
 #include <string>
 #include <vector>
 
+#include "simulate.h"
+
 namespace ascendsim::kernels {
 
-// A fused operator as a function of host tensors. SimulatedOperator does the rest.
-struct HostKernel {
-  std::string name;  // with namespace and overload
-  c10::KernelFunction body;
-};
-
+// An operator as a function of host tensors. SimulatedOperator does the rest.
 template <class Function>
-HostKernel host_kernel(const char* name, Function* function) {
-  return {name, c10::KernelFunction::makeFromUnboxedRuntimeFunction(function)};
+HostKernel host_kernel(const char* name, Function* function, Refusal refuse = nullptr) {
+  return {name, c10::KernelFunction::makeFromUnboxedRuntimeFunction(function), refuse};
 }
 
 void append_activations(std::vector<HostKernel>& kernels);  // npu_swiglu, npu_gelu

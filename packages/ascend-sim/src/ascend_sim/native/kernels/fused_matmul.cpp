@@ -7,7 +7,6 @@ namespace ascendsim::kernels {
 namespace {
 
 using at::Tensor;
-using OptionalTensors = std::optional<std::vector<Tensor>>;
 
 enum GroupType : int64_t { kNotGrouped = -1, kGroupRows = 0, kGroupInner = 2 };
 
@@ -16,8 +15,6 @@ struct Groups {
   int64_t type;
 };
 
-bool given(const OptionalTensors& tensors) { return tensors && !tensors->empty(); }
-
 void refuse(bool unsupported, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(!unsupported, "[ascend-sim] npu_grouped_matmul: ", what,
                               " is not simulated");
@@ -25,7 +22,6 @@ void refuse(bool unsupported, const char* what) {
 
 // group_list_type 0: cumulated sizes; 1: sizes.
 std::vector<int64_t> group_ends(const Tensor& list, int64_t list_type) {
-  refuse(list_type != 0 && list_type != 1, "this group_list_type");
   const Tensor ends = list_type == 0 ? list.to(at::kLong) : list.to(at::kLong).cumsum(0);
   const auto* data = ends.const_data_ptr<int64_t>();
   return {data, data + ends.numel()};
@@ -37,14 +33,15 @@ Tensor pick(const std::vector<Tensor>& tensors, int64_t group, int64_t dims) {
   return stacked ? tensors[0].select(0, group) : tensors.at(group);
 }
 
-Tensor multiply(const Tensor& x, const Tensor& weight, const OptionalTensors& bias, int64_t group) {
+Tensor multiply(const Tensor& x, const Tensor& weight, const std::vector<Tensor>& bias,
+                int64_t group) {
   const Tensor y = at::matmul(x, weight);
-  return given(bias) ? y + pick(*bias, group, 1) : y;
+  return bias.empty() ? y : y + pick(bias, group, 1);
 }
 
 // y rows of a group are x rows of the group by the group's weight.
 std::vector<Tensor> by_rows(const Tensor& x, const std::vector<Tensor>& weight,
-                            const OptionalTensors& bias, const std::vector<int64_t>& ends) {
+                            const std::vector<Tensor>& bias, const std::vector<int64_t>& ends) {
   std::vector<Tensor> parts;
   int64_t begin = 0;
   for (size_t g = 0; g < ends.size(); ++g) {
@@ -68,9 +65,9 @@ Tensor by_inner(const Tensor& x, const Tensor& weight, const std::vector<int64_t
 }
 
 std::vector<Tensor> compute(const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
-                            const OptionalTensors& bias, const Groups& groups, int64_t split_item) {
+                            const std::vector<Tensor>& bias, const Groups& groups,
+                            int64_t split_item) {
   if (groups.type == kGroupInner) {
-    refuse(x.size() != 1 || weight.size() != 1 || split_item < 2, "a K-split of several tensors");
     return {by_inner(x[0], weight[0], groups.ends)};
   }
   std::vector<Tensor> parts;
@@ -86,69 +83,55 @@ std::vector<Tensor> compute(const std::vector<Tensor>& x, const std::vector<Tens
   return parts;
 }
 
-struct Quantisation {
-  const OptionalTensors &scale, &offset, &antiquant_scale, &antiquant_offset, &per_token_scale;
-  const OptionalTensors &activation_input, &activation_scale, &activation_offset;
+// Positions in the schemas of both overloads.
+constexpr size_t kX = 0, kWeight = 1, kBias = 2, kGroupList = 8;
+constexpr size_t kQuantisation[] = {3, 4, 5, 6, 7, 9, 10, 11};
+constexpr size_t kSplitItem = 12, kGroupType = 13, kGroupListType = 14, kActivation = 15;
 
-  bool any() const {
-    for (const auto* t : {&scale, &offset, &antiquant_scale, &antiquant_offset, &per_token_scale,
-                          &activation_input, &activation_scale, &activation_offset}) {
-      if (given(*t)) return true;
-    }
-    return false;
-  }
-};
-
-void check(const std::vector<Tensor>& x, const Quantisation& quantisation, int64_t act_type) {
-  refuse(quantisation.any() || !at::isFloatingType(x.at(0).scalar_type()), "quantisation");
-  refuse(act_type != 0, "an activation");
+int64_t integer(const c10::IValue& value, int64_t otherwise) {
+  return value.isInt() ? value.toInt() : otherwise;
 }
 
-std::vector<Tensor> grouped_matmul(
-    const std::vector<Tensor>& x, const std::vector<Tensor>& weight, const OptionalTensors& bias,
-    const OptionalTensors& scale, const OptionalTensors& offset,
-    const OptionalTensors& antiquant_scale, const OptionalTensors& antiquant_offset,
-    const OptionalTensors& per_token_scale, const std::optional<Tensor>& group_list,
-    const OptionalTensors& activation_input, const OptionalTensors& activation_scale,
-    const OptionalTensors& activation_offset, std::optional<int64_t> split_item,
-    std::optional<int64_t> group_type, std::optional<int64_t> group_list_type,
-    std::optional<int64_t> act_type, const std::optional<std::vector<int64_t>>&,
-    std::optional<int64_t>, std::optional<int64_t>, std::optional<int64_t>, std::optional<int64_t>,
-    std::optional<int64_t>) {
-  check(x,
-        {scale, offset, antiquant_scale, antiquant_offset, per_token_scale, activation_input,
-         activation_scale, activation_offset},
-        act_type.value_or(0));
-  Groups groups{{}, group_type.value_or(kNotGrouped)};
-  if (group_list && group_list->defined()) {
-    groups.ends = group_ends(*group_list, group_list_type.value_or(0));
-  }
-  return compute(x, weight, bias, groups, split_item.value_or(0));
+std::vector<Tensor> tensors(const c10::IValue& value) {
+  return value.isTensorList() ? value.toTensorVector() : std::vector<Tensor>();
 }
 
-std::vector<Tensor> grouped_matmul_list(
-    const std::vector<Tensor>& x, const std::vector<Tensor>& weight, const OptionalTensors& bias,
-    const OptionalTensors& scale, const OptionalTensors& offset,
-    const OptionalTensors& antiquant_scale, const OptionalTensors& antiquant_offset,
-    const OptionalTensors& per_token_scale, const std::optional<std::vector<int64_t>>& group_list,
-    const OptionalTensors& activation_input, const OptionalTensors& activation_scale,
-    const OptionalTensors& activation_offset, std::optional<int64_t> split_item,
-    std::optional<int64_t> group_type, std::optional<int64_t> group_list_type,
-    std::optional<int64_t> act_type, std::optional<at::ScalarType>) {
-  check(x,
-        {scale, offset, antiquant_scale, antiquant_offset, per_token_scale, activation_input,
-         activation_scale, activation_offset},
-        act_type.value_or(0));
-  refuse(group_list_type.value_or(0) != 0, "this group_list_type");
-  const Groups groups{group_list.value_or(std::vector<int64_t>()), group_type.value_or(kGroupRows)};
-  return compute(x, weight, bias, groups, split_item.value_or(0));
+Groups groups_of(const torch::jit::Stack& arguments) {
+  const c10::IValue& list = arguments[kGroupList];
+  if (list.isIntList()) return {list.toIntVector(), integer(arguments[kGroupType], kGroupRows)};
+  const int64_t type = integer(arguments[kGroupType], kNotGrouped);
+  if (!list.isTensor() || !list.toTensor().defined()) return {{}, type};
+  return {group_ends(list.toTensor(), integer(arguments[kGroupListType], 0)), type};
+}
+
+void refuse_call(const torch::jit::Stack& arguments) {
+  const std::vector<Tensor> x = tensors(arguments[kX]);
+  for (size_t i : kQuantisation) refuse(!tensors(arguments[i]).empty(), "quantisation");
+  refuse(!at::isFloatingType(x.at(0).scalar_type()), "quantisation");
+  refuse(integer(arguments[kActivation], 0) != 0, "an activation");
+  const int64_t list_type = integer(arguments[kGroupListType], 0);
+  refuse(list_type != 0 && list_type != 1, "this group_list_type");
+  const bool several = x.size() != 1 || tensors(arguments[kWeight]).size() != 1;
+  const bool by_inner = integer(arguments[kGroupType], kNotGrouped) == kGroupInner;
+  refuse(by_inner && (several || integer(arguments[kSplitItem], 0) < 2),
+         "a K-split of several tensors");
+}
+
+void grouped_matmul(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  std::vector<Tensor> y =
+      compute(tensors((*stack)[kX]), tensors((*stack)[kWeight]), tensors((*stack)[kBias]),
+              groups_of(*stack), integer((*stack)[kSplitItem], 0));
+  stack->clear();
+  stack->emplace_back(std::move(y));
 }
 
 }  // namespace
 
 void append_matmuls(std::vector<HostKernel>& kernels) {
-  kernels.push_back(host_kernel("npu::npu_grouped_matmul", &grouped_matmul));
-  kernels.push_back(host_kernel("npu::npu_grouped_matmul.List", &grouped_matmul_list));
+  for (const char* name : {"npu::npu_grouped_matmul", "npu::npu_grouped_matmul.List"}) {
+    kernels.push_back(
+        {name, c10::KernelFunction::makeFromBoxedFunction<&grouped_matmul>(), &refuse_call});
+  }
 }
 
 }  // namespace ascendsim::kernels

@@ -8,11 +8,22 @@ namespace {
 
 using at::Tensor;
 
-bool is_half(c10::string_view mode) {
+bool is_half(c10::string_view mode) { return mode == "half"; }
+
+void refuse_mode(const std::string& mode) {
   TORCH_CHECK_NOT_IMPLEMENTED(mode == "half" || mode == "interleave",
                               "[ascend-sim] npu_rotary_mul: rotary_mode '", mode,
                               "' is not simulated; 'half' and 'interleave' are");
-  return mode == "half";
+}
+
+void refuse_forward(const torch::jit::Stack& arguments) {
+  refuse_mode(arguments[3].toStringRef());
+  const bool rotates = arguments[4].isTensor() && arguments[4].toTensor().defined();
+  TORCH_CHECK_NOT_IMPLEMENTED(!rotates, "[ascend-sim] npu_rotary_mul: `rotate` is not simulated");
+}
+
+void refuse_backward(const torch::jit::Stack& arguments) {
+  refuse_mode(arguments[4].toStringRef());
 }
 
 // half: (a, b) -> (-b, a) for the halves; interleave: for each pair of neighbours.
@@ -29,9 +40,7 @@ Tensor rotate(const Tensor& x, bool half) {
 Tensor rotate_back(const Tensor& x, bool half) { return -rotate(x, half); }
 
 Tensor rotary_mul(const Tensor& input, const Tensor& r1, const Tensor& r2, c10::string_view mode,
-                  const std::optional<Tensor>& rotation) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!rotation || !rotation->defined(),
-                              "[ascend-sim] npu_rotary_mul: `rotate` is not simulated");
+                  const std::optional<Tensor>&) {
   const Tensor x = input.to(at::kFloat);
   return (x * r1 + rotate(x, is_half(mode)) * r2).to(input.scalar_type());
 }
@@ -50,8 +59,9 @@ std::tuple<Tensor, Tensor, Tensor> rotary_mul_backward(const Tensor& grad, const
 }  // namespace
 
 void append_rotary(std::vector<HostKernel>& kernels) {
-  kernels.push_back(host_kernel("npu::npu_rotary_mul", &rotary_mul));
-  kernels.push_back(host_kernel("npu::npu_rotary_mul_backward", &rotary_mul_backward));
+  kernels.push_back(host_kernel("npu::npu_rotary_mul", &rotary_mul, &refuse_forward));
+  kernels.push_back(
+      host_kernel("npu::npu_rotary_mul_backward", &rotary_mul_backward, &refuse_backward));
 }
 
 }  // namespace ascendsim::kernels

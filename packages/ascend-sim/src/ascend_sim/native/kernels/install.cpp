@@ -121,7 +121,7 @@ class Installer {
     append_rotary(fused);
     append_matmuls(fused);
     append_casts(fused);
-    for (HostKernel& kernel : fused) bodies_.emplace(kernel.name, std::move(kernel.body));
+    for (HostKernel& kernel : fused) own_kernels_.emplace(kernel.name, std::move(kernel));
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
       const std::optional<OperatorHandle> op = dispatcher.findSchema(name);
@@ -156,8 +156,8 @@ class Installer {
     } else if (registered.explicit_ && prefers_composite(op)) {
       implement(library, name, redirected<DispatchKey::CompositeExplicitAutograd>(),
                 Fate::kComposed);
-    } else if (bodies_.count(name)) {
-      simulate(library, op, name, std::move(bodies_.at(name)));
+    } else if (own_kernels_.count(name)) {
+      simulate(library, op, name, std::move(own_kernels_.at(name)));
     } else if (registered.cpu || registered.explicit_ || registered.structured) {
       simulate(library, op, name, std::nullopt);
     } else {
@@ -178,8 +178,8 @@ class Installer {
   }
 
   void simulate(torch::Library& library, const OperatorHandle& op, const std::string& name,
-                std::optional<c10::KernelFunction> body) {
-    auto kernel = std::make_unique<SimulatedOperator>(op, std::move(body));
+                std::optional<HostKernel> own) {
+    auto kernel = std::make_unique<SimulatedOperator>(op, std::move(own));
     implement(library, name, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)),
               Fate::kSimulated);
   }
@@ -204,7 +204,7 @@ class Installer {
   }
 
   torch::Library aten_, aten_autograd_, npu_;
-  std::unordered_map<std::string, c10::KernelFunction> bodies_;
+  std::unordered_map<std::string, HostKernel> own_kernels_;
   std::unordered_set<std::string> own_;
   int overridden_ = 0;
 };

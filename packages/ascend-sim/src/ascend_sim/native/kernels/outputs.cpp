@@ -24,8 +24,8 @@ bool is_value(const c10::IValue& v) { return v.isInt() || v.isDouble() || v.isBo
 }  // namespace
 
 OutputPlanner::OutputPlanner(const c10::OperatorHandle& op, const Signature& signature,
-                             const c10::KernelFunction* body)
-    : op_(op), signature_(signature), body_(body) {}
+                             Source source)
+    : op_(op), signature_(signature), source_(source) {}
 
 uint64_t OutputPlanner::hits() { return g_hits; }
 
@@ -60,7 +60,7 @@ OutputPlanner::Plan OutputPlanner::infer(const torch::jit::Stack& arguments) {
     const Plan plan = from_meta(arguments);
     return plan || has_meta_ ? plan : std::make_shared<OutputPlan>();
   }
-  if (body_) return from_meta(arguments);
+  if (source_ == kMeta) return from_meta(arguments);
   if (signature_.tensor_tuple) {
     const Plan plan = from_host(arguments);
     return plan ? plan : from_meta(arguments);

@@ -48,9 +48,10 @@ struct OutputPlan {
 
 class OutputPlanner {
  public:
-  // `body` is what a task runs; empty means the operator's own kernel for the CPU.
-  OutputPlanner(const c10::OperatorHandle& op, const Signature& signature,
-                const c10::KernelFunction* body);
+  // Where outputs may be learnt: torch has no kernel for the CPU of an operator of torch_npu.
+  enum Source { kMeta, kMetaOrHost };
+
+  OutputPlanner(const c10::OperatorHandle& op, const Signature& signature, Source source);
 
   // Returns null when the outputs cannot be known without running the kernel. Then the call has to
   // wait, and an argument that is wrong is found there too.
@@ -69,7 +70,7 @@ class OutputPlanner {
 
   const c10::OperatorHandle op_;
   const Signature& signature_;
-  const c10::KernelFunction* body_;
+  const Source source_;
   std::atomic<bool> has_meta_{true};  // until a call shows that it has none
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const OutputPlan>> plans_;

@@ -15,15 +15,6 @@ namespace {
 std::atomic<uint64_t> g_enqueued{0};
 std::atomic<uint64_t> g_inline{0};
 
-void call_host(const c10::OperatorHandle& op, const c10::KernelFunction* body,
-               torch::jit::Stack& stack) {
-  if (body) {
-    body->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-  } else {
-    op.callBoxed(&stack);
-  }
-}
-
 // Copies each new tensor of `results` into its place; a place is undefined where nothing is to be
 // copied because the result is an argument.
 void copy_results(const torch::jit::Stack& results, const std::vector<at::Tensor>& places) {
@@ -71,17 +62,17 @@ at::Tensor kept_scalar(const at::Tensor& t) {
 
 CallCounts call_counts() { return {g_enqueued, g_inline, OutputPlanner::hits()}; }
 
-SimulatedOperator::SimulatedOperator(const c10::OperatorHandle& op,
-                                     std::optional<c10::KernelFunction> body)
+SimulatedOperator::SimulatedOperator(const c10::OperatorHandle& op, std::optional<HostKernel> own)
     : op_(op),
       signature_(op),
-      body_(std::move(body)),
-      planner_(op_, signature_, body_ ? &*body_ : nullptr) {}
+      own_(std::move(own)),
+      planner_(op_, signature_, own_ ? OutputPlanner::kMeta : OutputPlanner::kMetaOrHost) {}
 
 void SimulatedOperator::operator()(const c10::OperatorHandle&, c10::DispatchKeySet,
                                    torch::jit::Stack* stack) {
   raise_pending_error();
   const torch::jit::Stack arguments = torch::jit::last(*stack, signature_.arguments).vec();
+  if (own_ && own_->refuse) own_->refuse(arguments);
   const c10::DeviceIndex device = device_of(arguments);
   const std::shared_ptr<const OutputPlan> plan = planner_.plan(arguments);
   std::vector<c10::IValue> results =
@@ -106,6 +97,14 @@ c10::DeviceIndex SimulatedOperator::device_of(const torch::jit::Stack& arguments
   if (device && device->has_index()) return device->index();
   const at::TensorOptions npu = at::TensorOptions().device(c10::DeviceType::PrivateUse1);
   return at::empty({0}, npu).device().index();
+}
+
+void SimulatedOperator::call_host(torch::jit::Stack& stack) const {
+  if (own_) {
+    own_->body.callBoxed(op_, c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  } else {
+    op_.callBoxed(&stack);
+  }
 }
 
 torch::jit::Stack SimulatedOperator::host_arguments(const torch::jit::Stack& arguments,
@@ -149,7 +148,7 @@ std::vector<c10::IValue> SimulatedOperator::submit(const torch::jit::Stack& argu
   ++g_enqueued;
   auto host = std::make_shared<torch::jit::Stack>(host_arguments(arguments, device));
   auto body = [this, host, places = std::move(places)] {
-    call_host(op_, body_ ? &*body_ : nullptr, *host);
+    call_host(*host);
     copy_results(*host, places);
     host->clear();
   };
@@ -169,8 +168,7 @@ std::vector<c10::IValue> SimulatedOperator::run_now(const torch::jit::Stack& arg
     outs.emplace_back(npu, at::empty({0}, npu.options().device(at::kCPU)));
     host[i] = outs.back().second;
   }
-  run_inline(signature_.name.c_str(), device, signature_.waits,
-             [&] { call_host(op_, body_ ? &*body_ : nullptr, host); });
+  run_inline(signature_.name.c_str(), device, signature_.waits, [&] { call_host(host); });
   const auto to_npu = [&](const at::Tensor& t) {
     if (!t.defined()) return t;
     at::Tensor npu = at::empty_strided(t.sizes(), t.strides(), options_on(device, t.scalar_type()));

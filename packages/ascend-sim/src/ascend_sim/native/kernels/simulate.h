@@ -7,11 +7,22 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "outputs.h"
 #include "signature.h"
 
 namespace ascendsim::kernels {
+
+// Raises when a call asks for what the simulation lacks.
+using Refusal = void (*)(const torch::jit::Stack& arguments);
+
+// What runs on the host for an operator that torch has no kernel for.
+struct HostKernel {
+  std::string name;  // with namespace and overload
+  c10::KernelFunction body;
+  Refusal refuse = nullptr;  // at the call: the body runs too late to tell who called
+};
 
 // [Note: how an operator is simulated]
 //
@@ -28,14 +39,15 @@ namespace ascendsim::kernels {
 // Where outputs cannot be inferred the task runs inline, after everything on the stream.
 class SimulatedOperator final : public c10::OperatorKernel {
  public:
-  // `body` is the host's kernel for an operator that torch has none for.
-  SimulatedOperator(const c10::OperatorHandle& op, std::optional<c10::KernelFunction> body);
+  // `own` replaces torch's kernel for the CPU.
+  SimulatedOperator(const c10::OperatorHandle& op, std::optional<HostKernel> own);
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack);
 
  private:
   c10::DeviceIndex device_of(const torch::jit::Stack& arguments) const;
+  void call_host(torch::jit::Stack& stack) const;
   torch::jit::Stack host_arguments(const torch::jit::Stack& arguments,
                                    c10::DeviceIndex device) const;
   std::vector<c10::IValue> submit(const torch::jit::Stack& arguments, const OutputPlan& plan,
@@ -44,7 +56,7 @@ class SimulatedOperator final : public c10::OperatorKernel {
 
   const c10::OperatorHandle op_;
   const Signature signature_;
-  const std::optional<c10::KernelFunction> body_;
+  const std::optional<HostKernel> own_;
   OutputPlanner planner_;
 };
 
