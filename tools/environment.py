@@ -1,14 +1,16 @@
-"""Make the two environments that the nox sessions share, or leave them alone while they are right.
+"""Make the environments that the nox sessions share, or leave them alone while they are right.
 
-nox makes one environment per session, each with a torch of its own. So there are two here:
+nox makes one environment per session, each with a torch of its own. So there are three here:
 
     .nox/torch-2.13   the pinned third-party packages: torch, the tools, what our packages declare
     .nox/shared       sees those, and holds the packages of this repository, editable
+    .nox/npu          the same with torch_npu, beside which a plain `import torch` needs a device
 
-Usage: python tools/environment.py [TORCH]
+Usage: python tools/environment.py [TORCH | npu]
 
-Without TORCH both are made; with it (as in constraints/torch-TORCH.txt) only the first, which is
-what the isolated tests need. Runs on the interpreter that runs nox, and on what nox brings.
+Without an argument the first two are made; with TORCH (as in constraints/torch-TORCH.txt) only the
+first, which is what the isolated tests need; with `npu` the first and the third. Runs on the
+interpreter that runs nox, and on what nox brings.
 """
 
 from __future__ import annotations
@@ -62,6 +64,20 @@ def shared() -> Path:
     Returns:
         The folder of the environment.
     """
+    return _with_packages(ROOT / ".nox/shared")
+
+
+def npu() -> Path:
+    """Make the environment that holds torch_npu too.
+
+    Returns:
+        The folder of the environment.
+    """
+    return _with_packages(ROOT / ".nox/npu", ROOT / "constraints/torch-npu.txt")
+
+
+def _with_packages(home: Path, *more: Path) -> Path:
+    """Make an environment of our packages and of what the files `more` pin."""
     below = third_party(TORCH)
     packages = sorted(ROOT.glob("packages/*/pyproject.toml"))
     versions = sorted(ROOT.glob("packages/*/src/*/_version.py"))
@@ -69,12 +85,15 @@ def shared() -> Path:
     def build(home: Path) -> None:
         _virtualenv(home, "--no-seed")
         (_site(home) / "third-party.pth").write_text(f"{_site(below)}\n")
+        for pins in more:
+            # Without dependencies: torch_npu's own would have pip choose a torch.
+            _pip_install(f"install {pins.stem}", home, "--no-deps", f"--requirement={pins}")
         options = ["--no-deps", "--no-build-isolation"]
         editable = [f"--editable={path.parent}" for path in packages]
         _pip_install("install the packages", home, *options, *editable)
 
-    made_of = [(below / ".key").read_text(), *_texts([*packages, *versions])]
-    return _ensure(ROOT / ".nox/shared", made_of, build)
+    made_of = [(below / ".key").read_text(), *_texts([*packages, *versions, *more])]
+    return _ensure(home, made_of, build)
 
 
 def _ensure(home: Path, made_of: list[str], build: Callable[[Path], None]) -> Path:
@@ -136,7 +155,9 @@ def _pip_install(step: str, home: Path, *arguments: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="environment: %(message)s")
-    if sys.argv[1:]:
+    if sys.argv[1:] == ["npu"]:
+        npu()
+    elif sys.argv[1:]:
         third_party(sys.argv[1])
     else:
         shared()
