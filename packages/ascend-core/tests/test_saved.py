@@ -413,6 +413,29 @@ def test_nothing_grows_over_many_steps(keeper: CopyKeeper) -> None:
     assert alive_after(step, steps=20) == Growth(nbytes=0, storages=0)
 
 
+def test_ar_21_inputs_of_a_checkpoint_around_a_region_die_with_its_backward(no_gc: None) -> None:
+    model, keeper = mlp(), Indifferent()
+    died: list[int] = []
+
+    def inside(x: Tensor) -> Tensor:
+        with region(keeper):
+            return model(x)
+
+    def step(wrapped: Callable[[Tensor], Tensor]) -> None:
+        x = torch.randn(5, 6, requires_grad=True) * 1
+        for number in range(3):
+            weakref.finalize(x.untyped_storage(), died.append, number)
+            x = nn.functional.pad(checkpoint(wrapped, x, use_reentrant=False), (0, 3))
+        loss = x.square().sum()
+        del x
+        loss.backward()
+
+    step(model)  # what PyTorch sets up at the first use holds on to a frame
+    died.clear()
+    step(inside)
+    assert sorted(died) == [0, 1, 2]
+
+
 # Where nothing is saved
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from ascend_core.errors import ConfigError
 from ascend_core.memory import measure_peak
 from ascend_core.saved import Frame, region
 from ascend_core.testing import (
@@ -825,3 +826,41 @@ print("alive")
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+# Wrong arguments, and what a report counts -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model",), "a str as its model"),
+        ((nn.Sequential(), 3), "a int as its config"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recompute_activation(*arguments)
+
+
+def test_a_policy_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy is a str"):
+        recompute_activation(Model(GeluMLP), policy="everything")  # type: ignore[arg-type]
+
+
+def test_a_report_counts_nothing_where_a_checkpoint_holds_nothing_anyway() -> None:
+    model = Model(GeluMLP)
+    handle = turn_on(model)
+    checkpoint(model.layers[0], batch().requires_grad_(), use_reentrant=False).sum().backward()
+    assert handle.report()["saved_bytes"] == 0
+
+
+def test_a_report_outlives_a_validation_forward() -> None:
+    model = Model(GeluMLP)
+    handle = turn_on(model)
+    model(batch())
+    before = handle.report()
+    with torch.no_grad():
+        model(batch())
+    assert handle.report() == before
+    assert before["saved_bytes"] > 0

@@ -47,6 +47,7 @@ def test_what_is_allowed(options: dict[str, Any]) -> None:
     [
         ({"modules": "mlp"}, "modules is 'mlp', which is one module", "modules=('mlp',)"),
         ({"modules": nn.GELU}, "which is one module", "modules=(GELU,)"),
+        ({"layers": 2}, "layers is 2.", "layers=range(4)"),
         ({"modules": ("mlp", 3)}, "modules holds 3.", "pass its class"),
         ({"modules": (nn.GELU(),)}, "modules holds GELU(", "pass its class"),
         ({"modules": ()}, "modules is empty", "leave it out"),

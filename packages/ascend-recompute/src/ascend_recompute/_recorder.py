@@ -34,11 +34,15 @@ class RebuildKeeper:
         self.tally = Tally()
 
     def open(self, frame: Frame) -> Recorder:
-        """Begin to record in a frame; what it drops is counted when it belongs to a forward."""
-        in_forward = torch._C._current_graph_task_id() == -1
-        if in_forward and not frame.over_foreign:
+        """Begin to record in a frame.
+
+        What it drops is counted when it belongs to a forward, and when its tensors are not
+        somebody else's to keep: inside a checkpoint nothing is held anyway.
+        """
+        counts = torch._C._current_graph_task_id() == -1 and not frame.over_foreign
+        if counts:
             self.tally.begin()
-        return Recorder(frame, self.policy, self.tally if in_forward else Tally())
+        return Recorder(frame, self.policy, self.tally if counts else Tally())
 
 
 class Recorder:

@@ -40,7 +40,8 @@ class ActivationRecompute:
             self._hooks.append(around_forward(module, self._recording(name)))
 
     def _whole(self) -> Region:
-        if torch._C._current_graph_task_id() == -1:  # not a checkpoint's recomputation
+        # A new forward begins, no checkpoint's recomputation and no validation.
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._keeper.tally.begin()
         return region(self._keeper)
 
@@ -48,7 +49,7 @@ class ActivationRecompute:
         return lambda: _record(self._keeper, name)
 
     def report(self) -> dict[str, Any]:
-        """What was dropped in the latest forward.
+        """What was dropped in the latest forward that ran with gradients on.
 
         Returns:
             `modules`: the qualified names of the modules; `saved_bytes_by_module`: for each the
@@ -105,12 +106,29 @@ def recompute_activation(
         >>> model(batch).backward()
         >>> handle.report()["saved_bytes"]
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"recompute_activation was given a {type(model).__name__} as its model.",
+            why="it works on modules.",
+            instead="pass the model itself, a torch.nn.Module.",
+        )
     if config is None:
         config = RecomputeActivationConfig(modules=modules, layers=layers, policy=policy)
     elif (modules, layers, policy) != (None, None, None):
         raise ConfigError(
             "recompute_activation was given a config and single options as well.",
             instead="put everything into the config, or everything into keywords.",
+        )
+    if not isinstance(config, RecomputeActivationConfig):
+        raise ConfigError(
+            f"recompute_activation was given a {type(config).__name__} as its config.",
+            instead="pass RecomputeActivationConfig(...), or its fields as keywords.",
+        )
+    if not isinstance(config.policy, (Policy, type(None))):
+        raise ConfigError(
+            f"policy is a {type(config.policy).__name__}.",
+            why="it says which operators may be run again.",
+            instead="start from ascend_recompute.policy.DEFAULT, and extend it.",
         )
     found = _modules.select(model, config.modules, config.layers)
     return ActivationRecompute(model, found, config.policy or DEFAULT)

@@ -57,6 +57,12 @@ class RecomputeActivationConfig:
                 )
         if self.modules is not None and not self.modules:
             raise ConfigError("modules is empty.", instead="leave it out to take every MLP.")
+        if self.layers is not None and not isinstance(self.layers, Sequence):
+            raise ConfigError(
+                f"layers is {self.layers!r}.",
+                why="a sequence of positions is wanted.",
+                instead="write for example layers=range(4).",
+            )
         for layer in self.layers if self.layers is not None else ():
             if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
                 raise ConfigError(

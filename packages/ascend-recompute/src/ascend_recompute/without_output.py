@@ -102,6 +102,17 @@ class CheckpointWithoutOutput:
         Raises:
             ConfigError: When `distribute_saved_activations` is true, or the object is in use.
         """
+        if not callable(function):
+            raise ConfigError(
+                f"checkpoint was given a {type(function).__name__} as its function.",
+                instead="write checkpoint(function, False, *args).",
+            )
+        if isinstance(distribute_saved_activations, Tensor):
+            raise ConfigError(
+                "checkpoint was given a tensor as distribute_saved_activations.",
+                why="the second argument is that flag, and the function's own follow it.",
+                instead="write checkpoint(function, False, *args).",
+            )
         if distribute_saved_activations:
             raise ConfigError(
                 "distribute_saved_activations=True is not supported.",

@@ -42,13 +42,19 @@ class Frame:
         # Innermost region first; a keeper that was entered twice stands once, where it stood.
         self._order: list[tuple[Keeper, Session]] = []
         self._entered: dict[Keeper, int] = {}
-        # One bound method, so that the pair on top of PyTorch's stack can be told by identity.
-        self.hooks = (self._pack, _unpack)
 
     @property
     def over_foreign(self) -> bool:
         """Whether somebody else's pair of hooks is below."""
         return self.below is not None
+
+    def hooks(self) -> Hooks:
+        """The pair to push.
+
+        A frame does not hold it: a method of its own would be a cycle, and what is below (a
+        checkpoint's closure, and so its inputs) would live until a collection.
+        """
+        return self._pack, _unpack
 
     def session(self, keeper: Keeper) -> Session:
         """The keeper's work in this frame, begun when it is first asked for."""
@@ -78,6 +84,7 @@ class Frame:
         self._sessions.clear()
         self._order.clear()
         self.table.clear()
+        self.below = None
 
     def _pack(self, tensor: Tensor) -> Saved:
         self.serial += 1

@@ -12,10 +12,10 @@ from ascend_core.saved.keeper import Keeper
 
 
 class _Frames(threading.local):
-    """The frames that are open on this thread; empty when no region is."""
+    """The frames that are open on this thread, with the pairs they pushed; empty when none is."""
 
     def __init__(self) -> None:
-        self.stack: list[Frame] = []
+        self.stack: list[tuple[Frame, Hooks]] = []
 
 
 # Hook stacks are per thread in PyTorch, so this one is too.
@@ -49,12 +49,13 @@ class Region:
             return self
         top = _top_hooks()
         stack = _FRAMES.stack
-        if not (stack and top is not None and top[0] is stack[-1].hooks[0]):
+        if not (stack and top is not None and top[0] is stack[-1][1][0]):
             frame = Frame(top)
-            torch._C._autograd._push_saved_tensors_default_hooks(*frame.hooks)
-            stack.append(frame)
+            hooks = frame.hooks()
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+            stack.append((frame, hooks))
             self._opened = True
-        self._frame = stack[-1]
+        self._frame = stack[-1][0]
         for keeper in reversed(self._keepers):
             self._frame.enter(keeper)
         return self
@@ -73,7 +74,7 @@ class Region:
         if self._opened:
             self._opened = False
             torch._C._autograd._pop_saved_tensors_default_hooks()
-            assert _FRAMES.stack.pop() is frame, "regions are left in the order of entering"
+            assert _FRAMES.stack.pop()[0] is frame, "regions are left in the order of entering"
             frame.close()
 
 
