@@ -124,6 +124,7 @@ def test_losses_gradients_and_parameters_are_the_cpus(build: Build, dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_training_step_waits_for_nothing(dtype: torch.dtype, npu_sim: Simulator) -> None:
     waits, tasks = [], []
+    inline = npu_sim._kernels.calls().inline
     for steps in (1, 4):
         before = npu_sim.counters()
         train(language_model, "npu", dtype, [], steps)
@@ -132,6 +133,7 @@ def test_a_training_step_waits_for_nothing(dtype: torch.dtype, npu_sim: Simulato
         tasks.append(done.tasks_submitted)
     assert waits[0] == waits[1]  # those that moved the model to the device
     assert tasks[1] > 2 * tasks[0]
+    assert npu_sim._kernels.calls().inline == inline
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

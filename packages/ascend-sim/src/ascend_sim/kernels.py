@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 from collections.abc import Callable
 
@@ -20,6 +21,22 @@ class Fate(enum.Enum):
     """torch_npu's fallback to the CPU: the NPU has no such operator. An error with `strict`."""
     ABSENT = 4
     """Nothing: torch_npu has the operator, the simulation no kernel, and a call fails."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCalls:
+    """Calls of simulated operators since the process began.
+
+    Attributes:
+        enqueued: Returned at once; a task of the stream did the work.
+        inline: Ran at once, after everything on the stream: the shape of an output depends on
+            data, or could not be known. A race around such a call stays hidden.
+        known: Calls whose outputs were known from an earlier call.
+    """
+
+    enqueued: int
+    inline: int
+    known: int
 
 
 class Kernels:
@@ -52,6 +69,12 @@ class Kernels:
 
         lines = [line.split() for line in _text(write).splitlines()]
         return {name: int(calls) for name, calls in lines}
+
+    def calls(self) -> KernelCalls:
+        """Count the calls of simulated operators."""
+        counts = (ctypes.c_uint64 * len(dataclasses.fields(KernelCalls)))()
+        self._library.ascendsim_kernels_calls(counts)
+        return KernelCalls(*counts)
 
     def set_strict(self, strict: bool) -> None:
         """Make a call of an operator that is left to torch_npu an error, or not."""

@@ -26,6 +26,6 @@ void append_casts(std::vector<HostKernel>& kernels);        // npu_dtype_cast, _
 // returns the names.
 std::vector<std::string> register_attention(torch::Library& npu);
 std::vector<std::string> register_optimizer(torch::Library& npu);
-std::vector<std::string> register_format_cast(torch::Library& npu);
+std::vector<std::string> register_formats(torch::Library& npu);
 
 }  // namespace ascendsim::kernels

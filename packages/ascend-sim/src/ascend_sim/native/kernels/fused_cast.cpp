@@ -1,7 +1,10 @@
-// npu_format_cast and npu_dtype_cast. The simulated memory has one format, the plain one (ND).
+// npu_format_cast, npu_dtype_cast and npu_reshape. The simulated memory has one format, the plain
+// one (ND).
 #include <ATen/ATen.h>
 
+#include "alias.h"
 #include "fused.h"
+#include "launch.h"
 
 namespace ascendsim::kernels {
 namespace {
@@ -47,6 +50,17 @@ Tensor dtype_cast(const Tensor& input, at::ScalarType dtype) {
   return input.to(dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
+// torch_npu's copy between two devices ends here, so the tensors may be on different ones. As
+// there, the source's stream does it.
+Tensor& reshape_out(const Tensor& input, at::IntArrayRef shape, bool, Tensor& out) {
+  raise_pending_error();
+  auto body = [from = host_alias(input), sizes = shape.vec(), to = host_alias(out)] {
+    to.copy_(from.reshape(sizes));
+  };
+  launch("npu::npu_reshape.out", input.device().index(), std::move(body));
+  return out;
+}
+
 }  // namespace
 
 void append_casts(std::vector<HostKernel>& kernels) {
@@ -57,13 +71,14 @@ void append_casts(std::vector<HostKernel>& kernels) {
   kernels.push_back(host_kernel("npu::_npu_dtype_cast_backward", &dtype_cast));
 }
 
-std::vector<std::string> register_format_cast(torch::Library& npu) {
+std::vector<std::string> register_formats(torch::Library& npu) {
   npu.impl("npu_format_cast", TORCH_FN(format_cast));
   npu.impl("npu_format_cast.Tensor", TORCH_FN(format_cast_like));
   npu.impl("npu_format_cast_", TORCH_FN(format_cast_like_));
   npu.impl("npu_format_cast_.acl_format", TORCH_FN(format_cast_));
+  npu.impl("npu_reshape.out", TORCH_FN(reshape_out));
   return {"npu::npu_format_cast", "npu::npu_format_cast.Tensor", "npu::npu_format_cast_",
-          "npu::npu_format_cast_.acl_format"};
+          "npu::npu_format_cast_.acl_format", "npu::npu_reshape.out"};
 }
 
 }  // namespace ascendsim::kernels

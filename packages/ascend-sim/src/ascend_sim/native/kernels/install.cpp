@@ -114,7 +114,7 @@ class Installer {
     own(register_own(aten_));
     own(register_attention(npu_));
     own(register_optimizer(npu_));
-    own(register_format_cast(npu_));
+    own(register_formats(npu_));
     std::vector<HostKernel> fused;
     append_activations(fused);
     append_norms(fused);
