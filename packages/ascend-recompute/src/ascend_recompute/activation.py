@@ -106,18 +106,24 @@ def recompute_activation(
         >>> model(batch).backward()
         >>> handle.report()["saved_bytes"]
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"recompute_activation was given a {type(model).__name__} as its model.",
-            why="it works on modules.",
-            instead="pass the model itself, a torch.nn.Module.",
-        )
     if config is None:
         config = RecomputeActivationConfig(modules=modules, layers=layers, policy=policy)
     elif (modules, layers, policy) != (None, None, None):
         raise ConfigError(
             "recompute_activation was given a config and single options as well.",
             instead="put everything into the config, or everything into keywords.",
+        )
+    _check(model, config)
+    found = _modules.select(model, config.modules, config.layers)
+    return ActivationRecompute(model, found, config.policy or DEFAULT)
+
+
+def _check(model: object, config: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"recompute_activation was given a {type(model).__name__} as its model.",
+            why="it works on modules.",
+            instead="pass the model itself, a torch.nn.Module.",
         )
     if not isinstance(config, RecomputeActivationConfig):
         raise ConfigError(
@@ -130,8 +136,6 @@ def recompute_activation(
             why="it says which operators may be run again.",
             instead="start from ascend_recompute.policy.DEFAULT, and extend it.",
         )
-    found = _modules.select(model, config.modules, config.layers)
-    return ActivationRecompute(model, found, config.policy or DEFAULT)
 
 
 @contextlib.contextmanager
