@@ -557,12 +557,12 @@ def test_save_on_cpu_outside_and_inside() -> None:
 
 def test_regions_of_two_threads_do_not_meet() -> None:
     keepers = [CopyKeeper(), CopyKeeper()]
+    models = [mlp(), mlp()]  # made here: threads that seed and draw share one generator
     results: dict[int, list[Tensor]] = {}
     barrier = threading.Barrier(2)
 
     def work(number: int) -> None:
-        model = mlp()
-        barrier.wait()
+        model = models[number]
 
         def run(x_BH: Tensor) -> Tensor:
             with region(keepers[number]):
