@@ -9,7 +9,7 @@ from torch import nn
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["Layout", "fields", "read"]
+__all__ = ["Layout", "read"]
 
 
 class Layout(NamedTuple):
@@ -136,12 +136,7 @@ class Layout(NamedTuple):
 
 def read(tensor: torch.Tensor) -> Layout:
     """The layout of a tensor that is known to fit; `Layout.of` without its check."""
-    return tuple.__new__(Layout, fields(tensor))
-
-
-def fields(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The fields of the tensor's layout, bare: what `read` makes a `Layout` of."""
-    return (
+    fields = (
         tensor.size(),
         tensor.stride(),
         tensor.storage_offset(),
@@ -149,3 +144,4 @@ def fields(tensor: torch.Tensor) -> tuple[object, ...]:
         tensor.is_conj(),
         tensor.is_neg(),
     )
+    return tuple.__new__(Layout, fields)  # (`Layout(...)` goes by way of a function in Python)

@@ -30,8 +30,8 @@ def note(node: Any, made: Made) -> None:
 
 def noted(node: Any) -> Made | None:
     """The call that was noted on a node."""
-    made = None if node is None else node.metadata.get(_KEY)
-    return made if isinstance(made, Made) else None
+    made: Made | None = None if node is None else node.metadata.get(_KEY)
+    return made
 
 
 def name(node: Any) -> str:
@@ -48,7 +48,7 @@ def leads_to(tensor: Tensor, made: Made) -> bool:
     for _ in range(_LONGEST_CHAIN):
         if node is None:
             return False
-        found = noted(node)
+        found = node.metadata.get(_KEY)
         if found is not None:
             return found is made
         node = _only_one_behind(node)

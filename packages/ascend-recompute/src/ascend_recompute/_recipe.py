@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ascend_core.layout import Layout, fields
+from ascend_core.layout import Layout, read
 from ascend_core.rng import RngState
 from ascend_core.saved import Packed, Saved, StorageRecord
 
@@ -47,8 +48,8 @@ class Modes(NamedTuple):
         )
 
     @contextlib.contextmanager
-    def replaying(self) -> Iterator[None]:
-        """Put these modes in force.
+    def replaying(self, rng: RngState | None) -> Iterator[None]:
+        """Put these modes in force, and the random state if there is one.
 
         Autocast's cache of weights is left alone: a cast that is made here, without grad, must
         not be handed to a later forward.
@@ -57,8 +58,11 @@ class Modes(NamedTuple):
         torch.set_default_dtype(self.default_dtype)
         torch.set_num_threads(self.threads)
         try:
-            with torch.autocast(
-                self.device_type, self.autocast_dtype, self.autocast, cache_enabled=False
+            with (
+                torch.autocast(
+                    self.device_type, self.autocast_dtype, self.autocast, cache_enabled=False
+                ),
+                _AS_IT_IS if rng is None else rng.replaying(),
             ):
                 yield
         finally:
@@ -66,46 +70,34 @@ class Modes(NamedTuple):
             torch.set_default_dtype(dtype)
 
 
+_AS_IT_IS: AbstractContextManager[None] = contextlib.nullcontext()
 # What a record's `made` is once its storage may be written to unseen (through `tensor.data`).
 UNKNOWABLE = object()
 
 
-class Operand(tuple[Any, ...]):
-    """A tensor argument of a recorded call: which storage, at which version, seen how.
+class Operand(NamedTuple):
+    """A tensor argument of a recorded call.
 
-    A bare tuple of the record, the version and the fields of `Layout`, since one is made for each
-    tensor argument of each recorded call and few are ever looked at.
+    Attributes:
+        record: Its storage.
+        version: The version that the call read.
+        layout: How the call saw the storage.
     """
 
-    __slots__ = ()
+    record: StorageRecord
+    version: int
+    layout: Layout
 
     @classmethod
     def of(cls, tensor: Tensor, record: StorageRecord) -> Operand:
         """Note a tensor whose storage has this record."""
-        return tuple.__new__(cls, (record, tensor._version, *fields(tensor)))
-
-    @property
-    def record(self) -> StorageRecord:
-        """The storage."""
-        record: StorageRecord = self[0]
-        return record
-
-    @property
-    def version(self) -> int:
-        """The version that the call read."""
-        version: int = self[1]
-        return version
-
-    @property
-    def layout(self) -> Layout:
-        """How the call saw the storage."""
-        return Layout(*self[2:])
+        return tuple.__new__(cls, (record, tensor._version, read(tensor)))
 
     @property
     def made(self) -> Made | None:
         """How the contents that the call read were made, when that was recorded."""
-        made = self[0].made
-        return made if isinstance(made, Made) and made.version == self[1] else None
+        made = self.record.made
+        return made if isinstance(made, Made) and made.version == self.version else None
 
 
 class Castable(NamedTuple):
@@ -185,6 +177,12 @@ class Made:
         self.nbytes = output.nbytes
         self.label = label
         self.modes = modes
+
+    def conditions(self) -> AbstractContextManager[Any]:
+        """A context in which the call gives what it gave: its modes, its random numbers."""
+        if self.modes.differ(self.modes.device_type):
+            return self.modes.replaying(self.rng)
+        return _AS_IT_IS if self.rng is None else self.rng.replaying()
 
     def operands(self) -> Iterator[Operand]:
         """The tensor arguments."""
@@ -274,7 +272,7 @@ def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Sour
     rebuilt: Source | None = None
     layout = operand.layout
     for saved in operand.record.saved(operand.version):
-        if not any(saved.serial in serials for serials in reach):
+        if not _lies_in(saved.serial, reach):
             continue
         if isinstance(saved, Packed) and isinstance(saved.claim, Rebuild):
             rebuilt = Source(saved.claim.recipe, saved, layout)
@@ -285,6 +283,14 @@ def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Sour
     made = operand.made
     recipe = None if made is None else made.resolve(limit, reach)
     return None if recipe is None else Source(recipe, None, layout)
+
+
+def _lies_in(serial: int, reach: tuple[range, ...]) -> bool:
+    # (`any` would make a generator, and this runs for each operand.)
+    for serials in reach:  # noqa: SIM110
+        if serial in serials:
+            return True
+    return False
 
 
 class Recipe:
@@ -327,11 +333,7 @@ class Recipe:
         ]
         split = len(values) - len(made.names)
         keywords = dict(zip(made.names, values[split:], strict=True))
-        with contextlib.ExitStack() as stack:
-            if made.rng is not None:
-                stack.enter_context(made.rng.replaying())
-            if made.modes.differ(made.modes.device_type):
-                stack.enter_context(made.modes.replaying())
+        with made.conditions():
             output: Tensor = made.function(*values[:split], **keywords)
         if output.stride() != made.stride or output.untyped_storage().nbytes() != made.nbytes:
             output = _with_strides(output, made.stride)
@@ -349,15 +351,14 @@ def _with_strides(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
 class Rebuild:
     """The claim on a saved tensor that is rebuilt when backward asks for it."""
 
-    __slots__ = ("layout", "recipe")
+    __slots__ = ("recipe",)
 
-    def __init__(self, recipe: Recipe, layout: Layout) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.layout = layout
 
-    def value(self) -> Tensor:
+    def value(self, layout: Layout) -> Tensor:
         """Run the recipe and look at its output as the saved tensor looked at it."""
         run = Run()
         output = self.recipe.run(run)
         run.hold_costliest(output.nbytes)
-        return self.layout.look_at(output)
+        return layout.look_at(output)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_core.layout import Layout, read
+from ascend_core.layout import Layout
 from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord
 from ascend_core.storage import hollow
 from ascend_recompute import _nodes
@@ -24,6 +24,7 @@ class RebuildKeeper:
     Attributes:
         moves: False: what it claims is rebuilt where it was.
         policy: Which operators may be run again.
+        operators: All of them.
         tally: Counts what was dropped.
     """
 
@@ -31,6 +32,7 @@ class RebuildKeeper:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.operators = policy.operators | policy.random
         self.tally = Tally()
 
     def open(self, frame: Frame) -> Recorder:
@@ -144,7 +146,7 @@ class Recorder:
         if not _nodes.leads_to(tensor, made):
             return None
         recipe = self._recipe(made, record, None)
-        return None if recipe is None else Rebuild(recipe, read(tensor))
+        return None if recipe is None else Rebuild(recipe)
 
     def _recipe(self, made: Made, record: StorageRecord, asking: Made | None) -> Recipe | None:
         """The recipe of a storage for a node that asks; whoever kept the storage lets go of it.
@@ -180,7 +182,7 @@ class Recorder:
             return None
         recipe.anchor()
         for saved in kept:
-            saved.hand_over(Rebuild(recipe, read(saved.alias)))
+            saved.hand_over(Rebuild(recipe))
         if not dropped_before:
             self._tally.add(made.label, made.nbytes)
         return recipe

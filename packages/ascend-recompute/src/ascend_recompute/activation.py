@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ascend_core.errors import ConfigError
-from ascend_core.saved import Region, region
+from ascend_core.saved import Region
 from ascend_core.scope import around_forward
 from ascend_recompute import _modules
-from ascend_recompute._recorder import RebuildKeeper, Recorder
-from ascend_recompute._recording import Recording, results_are_changed
+from ascend_recompute._recorder import RebuildKeeper
+from ascend_recompute._recording import Recording
 from ascend_recompute.config import RecomputeActivationConfig
 from ascend_recompute.policy import DEFAULT, Policy
 
@@ -35,18 +35,27 @@ class ActivationRecompute:
     def __init__(self, model: nn.Module, modules: _modules.Named, policy: Policy) -> None:
         self._modules = list(modules)
         self._keeper = RebuildKeeper(policy)
-        self._hooks = [around_forward(model, self._whole)]
-        for name, module in modules.items():
-            self._hooks.append(around_forward(module, self._recording(name)))
+        self._hooks = [
+            around_forward(module, self._recording(name))
+            for name, module in modules.items()
+            if module is not model
+        ]
+        self._hooks.append(around_forward(model, self._whole(model, modules)))
 
-    def _whole(self) -> Region:
-        # A new forward begins, no checkpoint's recomputation and no validation.
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            self._keeper.tally.begin()
-        return region(self._keeper)
+    def _recording(self, name: str) -> Callable[[], Recording]:
+        return lambda: Recording(self._keeper, name)
 
-    def _recording(self, name: str) -> Any:
-        return lambda: _record(self._keeper, name)
+    def _whole(self, model: nn.Module, modules: _modules.Named) -> Callable[[], Any]:
+        names = [name for name, module in modules.items() if module is model]
+        keeper = self._keeper
+
+        def open_context() -> Any:
+            # A new forward begins, no checkpoint's recomputation and no validation.
+            if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+                keeper.tally.begin()
+            return Recording(keeper, names[0]) if names else Region(keeper)
+
+        return open_context
 
     def report(self) -> dict[str, Any]:
         """What was dropped in the latest forward that ran with gradients on.
@@ -154,18 +163,5 @@ def rebuild_region(policy: Policy | None = None, *, label: str = "region") -> It
         ...     y = down(torch.nn.functional.silu(gate(x)) * up(x))
     """
     keeper = RebuildKeeper(policy or DEFAULT)
-    with region(keeper), _record(keeper, label):
+    with Recording(keeper, label):
         yield keeper.tally
-
-
-@contextlib.contextmanager
-def _record(keeper: RebuildKeeper, label: str) -> Iterator[None]:
-    """Record the calls of one module's forward, when anything is saved there at all."""
-    with region(keeper) as entered:
-        if entered.frame is None or results_are_changed():
-            yield
-            return
-        recorder = entered.frame.session(keeper)
-        assert isinstance(recorder, Recorder)
-        with Recording(recorder, keeper.policy, label):
-            yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 from ascend_core.layout import Layout
 from ascend_core.saved._packed import Packed, PackedParameter, Passed, Saved
 from ascend_core.saved._records import StorageRecord, StorageTable
-from ascend_core.saved.keeper import Keeper, Session
+from ascend_core.saved.keeper import Claim, Keeper, Session
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+# Autograd calls it for each saved tensor: a function of ours would be one frame more.
+_UNPACK: Callable[[Saved], Tensor] = operator.methodcaller("get")
 
 
 class Frame:
@@ -54,7 +58,7 @@ class Frame:
         A frame does not hold it: a method of its own would be a cycle, and what is below (a
         checkpoint's closure, and so its inputs) would live until a collection.
         """
-        return self._pack, _unpack
+        return self._pack, _UNPACK
 
     def session(self, keeper: Keeper) -> Session:
         """The keeper's work in this frame, begun when it is first asked for."""
@@ -91,23 +95,23 @@ class Frame:
         if not Layout.fits(tensor):  # sparse, nested, a subclass: nothing that a keeper can judge
             return self._leave(tensor)
         record = self.table.track(tensor)
-        packed = self._decide(tensor, record)
+        claim = None if type(tensor) is nn.Parameter else self._claim(tensor, record)
+        if claim is None:
+            packed = self._leave(tensor)
+        else:
+            packed = Packed(tensor, self.serial, claim, checked=self.below is None)
         record.note(packed)
         self.latest = record
         return packed
 
-    def _decide(self, tensor: Tensor, record: StorageRecord) -> Saved:
-        if type(tensor) is nn.Parameter:
-            return self._leave(tensor)
+    def _claim(self, tensor: Tensor, record: StorageRecord) -> Claim | None:
         for keeper, session in self._order:
             if keeper.moves and (self.over_foreign or _backward_runs()):
                 continue
             claim = session.claim(tensor, record)
             if claim is not None:
-                packed = Packed(tensor, self.serial, checked=not self.over_foreign)
-                packed.hand_over(claim)
-                return packed
-        return self._leave(tensor)
+                return claim
+        return None
 
     def _leave(self, tensor: Tensor) -> Saved:
         """Leave a tensor that nobody claims to the pair below, or where it is."""
@@ -121,7 +125,3 @@ class Frame:
 
 def _backward_runs() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _unpack(packed: Saved) -> Tensor:
-    return packed.get()

@@ -45,12 +45,14 @@ class Packed:
         "version",
     )  # fmt: skip
 
-    def __init__(self, tensor: Tensor, serial: int, *, checked: bool = True) -> None:
-        self.alias = tensor.detach()
-        self.claim: Claim | None = None
+    def __init__(
+        self, tensor: Tensor, serial: int, claim: Claim | None = None, *, checked: bool = True
+    ) -> None:
+        self.alias = tensor.detach() if claim is None else hollow(tensor)
+        self.claim = claim
         self.version: int = tensor._version
         self.serial = serial
-        self.layout: Layout | None = None
+        self.layout: Layout | None = None if claim is None else read(tensor)
         self.anchored = False
         self.early: Tensor | None = None
         self.checked = checked
@@ -67,8 +69,10 @@ class Packed:
 
     def check(self) -> None:
         """Raise autograd's own error when the tensor was written to after it was saved."""
-        if not self.checked or self.alias._version == self.version:
-            return
+        if self.checked and self.alias._version != self.version:
+            self._check_with_its_bytes()
+
+    def _check_with_its_bytes(self) -> None:
         bring_back(self.alias)  # a storage whose bytes are away looks written to
         if self.alias._version != self.version:
             size = self.alias.size() if self.layout is None else self.layout.size
@@ -80,14 +84,16 @@ class Packed:
         Raises:
             RuntimeError: When it was modified in place after it was saved, as without hooks.
         """
-        self.check()
+        if self.checked and self.alias._version != self.version:
+            self._check_with_its_bytes()
         if self.claim is None:
             return self.alias
         early, self.early = self.early, None
         if early is not None:
             return early
         with torch.no_grad():
-            return self.claim.value()
+            assert self.layout is not None
+            return self.claim.value(self.layout)
 
     borrow = get
 

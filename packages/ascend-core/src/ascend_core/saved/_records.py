@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, UntypedStorage
@@ -33,7 +32,7 @@ class StorageRecord(weakref.ref[UntypedStorage]):
 
     key: int
     made: Any
-    _saved: list[weakref.ref[Saved]]
+    _saved: list[weakref.ref[Saved]] | None
 
     # A weak reference compares and hashes as what it refers to; a record is only itself.
     __eq__ = object.__eq__
@@ -41,20 +40,26 @@ class StorageRecord(weakref.ref[UntypedStorage]):
 
     def note(self, packed: Saved) -> None:
         """Remember that autograd holds `packed`, for as long as it does."""
-        if len(self._saved) >= _MANY:
-            self._saved = [reference for reference in self._saved if reference() is not None]
-        self._saved.append(weakref.ref(packed))
+        saved = self._saved
+        if saved is None:
+            self._saved = [weakref.ref(packed)]
+            return
+        if len(saved) >= _MANY:
+            saved[:] = [reference for reference in saved if reference() is not None]
+        saved.append(weakref.ref(packed))
 
     def latest(self) -> Saved | None:
         """The latest save of this storage, when autograd still holds it."""
         return self._saved[-1]() if self._saved else None
 
-    def saved(self, version: int) -> Iterator[Saved]:
+    def saved(self, version: int) -> list[Saved]:
         """What autograd holds now of this storage at `version`, latest save first."""
-        for reference in reversed(self._saved):
+        held: list[Saved] = []
+        for reference in reversed(self._saved or ()):
             packed = reference()
             if packed is not None and packed.version == version:
-                yield packed
+                held.append(packed)
+        return held
 
 
 class StorageTable:
@@ -86,7 +91,7 @@ class StorageTable:
             record = self._records[key] = StorageRecord(storage, self._forget)
             record.key = key
             record.made = None
-            record._saved = []
+            record._saved = None
         return record
 
     def clear(self) -> None:

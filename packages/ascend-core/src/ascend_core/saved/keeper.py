@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from ascend_core.layout import Layout
     from ascend_core.saved._frame import Frame
     from ascend_core.saved._records import StorageRecord
 
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
 class Claim(Protocol):
     """A keeper's promise to bring one saved tensor back."""
 
-    def value(self) -> Tensor:
+    def value(self, layout: Layout) -> Tensor:
         """The saved tensor: same shape, strides, dtype, device and bits as when it was saved.
+
+        Args:
+            layout: The layout that it was saved with.
 
         Called once per unpack, with grad recording off, on the thread that runs backward.
         """
