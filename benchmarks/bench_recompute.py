@@ -86,10 +86,24 @@ class Activation(nn.Module):
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """The cases; small ones when `quick`."""
+    """The cases; small ones when `quick`.
+
+    The work of a matrix product grows with the width for each byte of activation, so what the
+    rebuilding costs falls with it: the wide cases are as wide as a small language model of today,
+    the narrow ones show what is left where the matrices are small.
+    """
     hidden, inner, tokens = (64, 256, 32) if quick else (512, 2048, 1024)
     shape = f"{hidden}/{inner}, {tokens} tokens"
+    wide = f"{2 * hidden}/{2 * inner}, {tokens} tokens"
     return [
+        Case(
+            f"gelu MLP {wide}",
+            lambda: _against_checkpoint(GeluMLP(2 * hidden, 2 * inner), tokens),
+        ),
+        Case(
+            f"SwiGLU MLP {wide}",
+            lambda: _against_checkpoint(GatedMLP(2 * hidden, 2 * inner), tokens),
+        ),
         Case(f"gelu MLP {shape}", lambda: _against_checkpoint(GeluMLP(hidden, inner), tokens)),
         Case(f"SwiGLU MLP {shape}", lambda: _against_checkpoint(GatedMLP(hidden, inner), tokens)),
         Case(f"relu MLP {shape} (cannot pay)", lambda: _on_and_off(ReluMLP(hidden, inner), tokens)),
