@@ -11,6 +11,10 @@ from ascend_core.errors import ConfigError
 
 __all__ = ["Layout", "read"]
 
+# Looked up once: this is asked for every tensor of every recorded call.
+_PLAIN = (torch.Tensor, nn.Parameter)
+_STRIDED = torch.strided
+
 
 class Layout(NamedTuple):
     """What makes one particular tensor of a storage.
@@ -54,8 +58,8 @@ class Layout(NamedTuple):
         other tensors or carry state of their own.
         """
         return (
-            type(tensor) in (torch.Tensor, nn.Parameter)
-            and tensor.layout is torch.strided
+            type(tensor) in _PLAIN
+            and tensor.layout is _STRIDED
             and not tensor.is_quantized
             and not tensor.is_nested
         )

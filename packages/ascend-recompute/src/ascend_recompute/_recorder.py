@@ -53,6 +53,7 @@ class Recorder:
     def __init__(self, frame: Frame, policy: Policy, tally: Tally) -> None:
         self._frame = frame
         self._policy = policy
+        self._random = policy.random
         self._tally = tally
         self._self = weakref.ref(self)
         self._modes = Modes.now("cpu")
@@ -77,18 +78,19 @@ class Recorder:
         Returns:
             Just what the function returns.
         """
-        is_random = function in self._policy.random
-        first = self._frame.serial
-        rng = random_state_before(function, (*args, *kwargs.values())) if is_random else None
+        frame, rng = self._frame, None
+        is_random = function in self._random
+        if is_random:
+            rng = random_state_before(function, (*args, *kwargs.values()))
+        first = frame.serial + 1
         output = function(*args, **kwargs)
         if not self._is_recordable(output):
             return output
-        own = range(first + 1, self._frame.serial + 1)
-        made = write_down(self._frame, function, args, kwargs, output, own)
+        made = write_down(frame, function, args, kwargs, output, range(first, frame.serial + 1))
         if made is None:
             return output
         made.rng = rng
-        if is_random and rng is None and not use_saved_mask(self._frame, made, output):
+        if is_random and rng is None and not use_saved_mask(frame, made, output):
             return output
         made.returned(output, label, self._modes_now(output))
         self._note(made, output)
