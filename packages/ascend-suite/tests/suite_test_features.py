@@ -57,7 +57,10 @@ def climb(model: GPT, options: Options) -> Undo:
 
 
 def want_a_petabyte(model: GPT, options: Options) -> Undo:
-    return Undo(model.register_forward_pre_hook(lambda *_: torch.empty(2**50) and None).remove)
+    def allocate(model: torch.nn.Module, _: object) -> None:
+        torch.empty(2**50, device=next(model.parameters()).device)
+
+    return Undo(model.register_forward_pre_hook(allocate).remove)
 
 
 def want_other_hardware(model: GPT, options: Options) -> Undo:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ascend_core.device import available_backends
-from ascend_core.errors import AscendError, ConfigError, FeatureNotFoundError
+from ascend_core.errors import AscendError, ConfigError, FeatureNotFoundError, UnavailableError
 from ascend_core.feature import discover
 from ascend_suite.demo.choice import choose_features
 from ascend_suite.demo.result import Status
@@ -64,11 +64,12 @@ def test_a_loss_that_climbs_is_a_failure(tiny: DemoSettings, features: ModuleTyp
     assert failure.startswith("the loss of up did not fall")
 
 
+@pytest.mark.parametrize("device", available_backends())
 def test_a_run_out_of_memory_is_a_row_and_the_others_go_on(
-    tiny: DemoSettings, features: ModuleType
+    tiny: DemoSettings, features: ModuleType, device: str
 ) -> None:
     given = {"greedy": features.GREEDY, "honest": features.HONEST}
-    result = run_demo(tiny, features=given)
+    result = run_demo(tiny, features=given, device=device)
     _, greedy, honest = result.runs
     assert greedy.status is Status.OUT_OF_MEMORY
     assert greedy.reason is not None and "allocate" in greedy.reason
@@ -121,6 +122,14 @@ def test_the_whole_demo_repeats_from_its_seed(tiny: DemoSettings) -> None:
     again = run_demo(tiny, features={}).runs[0]
     other = run_demo(dataclasses.replace(tiny, seed=5), features={}).runs[0]
     assert first.losses == again.losses != other.losses
+
+
+def test_batches_that_do_not_fit_are_a_clear_error(tiny: DemoSettings) -> None:
+    huge = dataclasses.replace(tiny, batch=2**45)
+    with pytest.raises(UnavailableError, match="cpu has no memory for the batches") as caught:
+        run_demo(huge, features={}, device="cpu")
+    assert caught.value.why is not None and "allocate" in caught.value.why
+    assert caught.value.instead
 
 
 @pytest.mark.parametrize("device", ["tpu", "cpu:x", ""])

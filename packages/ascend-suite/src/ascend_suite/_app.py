@@ -63,11 +63,12 @@ def demo(
     Peak memory is the most that was in use at once in the first steps, weights and optimizer
     state included. Step times are measured apart from it, in rounds in which the runs take turns.
     A run is identical when all losses, the last gradients and the final weights are the plain
-    run's, bit for bit.
+    run's, bit for bit. A run that is out of memory is a row, too, and the others go on.
 
-    Exit code 0: all is well. 1: a feature broke its promise of identical bits, a loss did not
-    fall, a feature ran out of memory where the plain run did not, or no run finished. 2: the
-    command was given a wrong value.
+    Exit code 0: all is well, also when plain is out of memory and a feature is not. 1: a feature
+    broke its promise of identical bits, a loss did not fall, a feature ran out of memory where the
+    plain run did not, or no run finished. 2: the command was given a wrong value, or cannot run
+    here.
     """
     settings = DemoSettings(
         layers=layers,

@@ -44,7 +44,7 @@ class Run:
         step_seconds: Median time of a training step.
         step_time_ratio: Median over the time rounds of its step time over the plain run's.
         bitwise_equal: Whether the losses of all steps, the gradients of the last one and the final
-            weights are those of the plain run, bit for bit.
+            weights are those of the plain run, bit for bit. None where either did not finish.
         difference: The first place where they are not.
         losses: The loss of every training step, in nats per byte.
         reason: Why the run did not finish.

@@ -68,14 +68,7 @@ def run_demo(
     settings = settings or DemoSettings()
     chosen = choose_features() if features is None else features
     place = current_backend().device() if device is None else device_of(device)
-    batches = draw_batches(
-        corpus(),
-        count=settings.batches,
-        batch=settings.batch,
-        seq=settings.seq,
-        seed=settings.seed,
-        device=place,
-    )
+    batches = _draw(settings, place)
     lab = _Lab(settings, backend_of(place), place, batches, on_steps or (lambda *_: None))
     variants = [_Variant(PLAIN, (), settings.steps_per_run)]
     variants += [_Variant(name, (f,), settings.steps_per_run) for name, f in chosen.items()]
@@ -130,10 +123,16 @@ class _Lab:
         self.on_steps = on_steps
 
     def attempt(self, variant: _Variant, part: Callable[[_Variant], None]) -> None:
-        """Carry out one part of a run, unless an earlier one could not be."""
+        """Carry out one part of a run, unless an earlier one could not be.
+
+        It begins without anything that an earlier part left, be it that one's error or the blocks
+        that the device's allocator keeps.
+        """
         if variant.status is not Status.FINISHED:
             return
         gc.collect()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
         try:
             part(variant)
         except Exception as error:
@@ -185,6 +184,26 @@ class _Lab:
     def _advance(self, variant: _Variant, part: str, steps: int) -> None:
         variant.steps_left -= steps
         self.on_steps(variant.name, part, steps)
+
+
+def _draw(settings: DemoSettings, device: torch.device) -> list[Batch]:
+    try:
+        return draw_batches(
+            corpus(),
+            count=settings.batches,
+            batch=settings.batch,
+            seq=settings.seq,
+            seed=settings.seed,
+            device=device,
+        )
+    except Exception as error:
+        if _status_of(error) is not Status.OUT_OF_MEMORY:
+            raise
+        raise UnavailableError(
+            f"{device} has no memory for the batches, let alone for a model.",
+            why=str(error),
+            instead="choose a smaller --batch or --seq, or a device with more memory.",
+        ) from error
 
 
 def _as_run(variant: _Variant, plain: _Variant) -> Run:

@@ -24,6 +24,7 @@ __all__ = ["as_table", "show_demo"]
 
 _MIB = 2**20
 _UNKNOWN = "–"
+_ALONE = "no plain run\nto compare\nwith"
 
 
 def show_demo(
@@ -62,9 +63,9 @@ def show_demo(
     result = _run_with_progress(settings, features, device, aside)
     console.print(as_table(result))
     for run in result.runs:
-        if run.status is Status.NOT_AVAILABLE:
+        if run.reason is not None:
             console.print(
-                f"{run.feature} is {run.status}: {run.reason}", highlight=False, markup=False
+                f"{run.feature}, {run.status}: {run.reason}", highlight=False, markup=False
             )
     if len(result.runs) == 1:
         console.print("No feature was shown: none is installed.")
@@ -114,7 +115,7 @@ def _cells(run: Run, plain: Run) -> tuple[str | Text, ...]:
         return run.feature, run.status.value, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN
     assert run.peak_bytes is not None and run.final_loss is not None
     saved = ratio = _UNKNOWN
-    identical: str | Text = _UNKNOWN
+    identical: str | Text = _ALONE
     if run.saved_bytes is not None and plain.peak_bytes and run is not plain:
         saved = f"{run.saved_bytes / _MIB:.1f} MiB\n({run.saved_bytes / plain.peak_bytes:.0%})"
     if run.step_time_ratio is not None:

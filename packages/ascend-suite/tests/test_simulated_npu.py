@@ -1,0 +1,47 @@
+"""The demo on the real torch_npu over a simulated NPU that is too small for the plain run.
+
+Runs with `--npu-sim`, once: the command starts a device of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ascend_core.device import available_backends
+
+pytestmark = pytest.mark.skipif(
+    "npu" not in available_backends() or os.environ.get("ASCENDSIM_SCHEDULE") != "eager",
+    reason="needs pytest --npu-sim=eager",
+)
+
+# Of the default model: recompute_activation is content with 160 MiB, plain needs 180.
+HBM = "168M"
+
+
+def test_on_a_small_npu_plain_is_out_of_memory_and_a_feature_trains(tmp_path: Path) -> None:
+    figures = tmp_path / "demo.json"
+    simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
+    demo = ["demo", "--device=npu", "--steps=4", f"--out={tmp_path}", f"--json={figures}"]
+    done = subprocess.run(
+        [sys.executable, "-c", simulator, "run", f"--hbm={HBM}", "-m", "ascend_suite", *demo],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no plain run" in done.stdout
+    assert "plain, out of memory: NPU out of memory. Tried to allocate" in done.stdout
+    plain, recompute = json.loads(figures.read_text())["runs"]
+    assert (plain["feature"], plain["status"]) == ("plain", "out of memory")
+    assert (recompute["feature"], recompute["status"]) == ("recompute-activation", "finished")
+    assert plain["peak_bytes"] is None and plain["bitwise_equal"] is None
+    assert recompute["bitwise_equal"] is recompute["saved_bytes"] is None
+    assert 0 < recompute["peak_bytes"] < 168 * 2**20
+    assert (tmp_path / "demo.png").stat().st_size > 0
