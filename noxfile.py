@@ -5,6 +5,8 @@ What follows `--` reaches the session's tool.
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -34,10 +36,40 @@ def run_shared(session: nox.Session, program: str, *arguments: str) -> None:
     session.run(f".nox/shared/bin/{program}", *arguments, env=ENVIRONMENT, external=True)
 
 
+def run_suite_on_npu(session: nox.Session, hbm: str | None, *arguments: str) -> None:
+    """Run `ascend-suite` on the NPU where there is a CANN, and on a simulated one elsewhere."""
+    cann = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
+    if cann and hbm is not None:
+        session.error(f"--hbm is for a simulated NPU, and {cann} has a CANN: leave it out")
+    session.run(sys.executable, "tools/environment.py", "npu", external=True)
+    program = ["ascend-suite"]
+    if not cann:
+        session.log("The NPU is simulated: its memory and its bits are real, its times are not.")
+        memory = [] if hbm is None else [f"--hbm={hbm}"]
+        program = ["ascend-sim", "run", *memory, "-m", "ascend_suite"]
+    variables = {**ENVIRONMENT, "ASCENDSIM_CACHE": str(Path(".nox/ascend-sim").resolve())}
+    command = [f".nox/npu/bin/{program[0]}", *program[1:], *arguments]
+    session.run(*command, env=variables, external=True)
+
+
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Train a small language model plain and once per feature; compare memory, time and bits."""
-    run_shared(session, "ascend-suite", "demo", *session.posargs)
+    """Train a small language model plain and once per feature; compare memory, time and bits.
+
+    `-- --device npu` runs on a simulated NPU where there is no real one, `--hbm SIZE` says of how
+    much memory.
+    """
+    parser = argparse.ArgumentParser("nox -s demo --", add_help=False, allow_abbrev=False)
+    parser.add_argument("--hbm")
+    parser.add_argument("--device", default="")
+    own, others = parser.parse_known_args(session.posargs)
+    arguments = ["demo", *others, *([f"--device={own.device}"] if own.device else [])]
+    if own.device.partition(":")[0] == "npu":
+        run_suite_on_npu(session, own.hbm, *arguments)
+    elif own.hbm is not None:
+        session.error("--hbm is the memory of a simulated NPU: write --device npu beside it")
+    else:
+        run_shared(session, "ascend-suite", *arguments)
 
 
 @nox.session(venv_backend="none")
