@@ -1,21 +1,77 @@
-"""What the tests of replays share: one program, run plain and with `CheckpointWithoutOutput`."""
+"""What the tests share: where they run, and one program that runs plain and with a replay.
+
+[Note: the device of a test]
+A test runs once on every device that this machine has (`npu:0` under `--npu-sim`). That device is
+torch's default one while it runs, so that tensors and modules are made there; where a test has to
+name it, it says `torch.get_default_device()`. The package itself names a device in each of its
+calls, so the default hides nothing. What makes no tensor, or runs in a process of its own, is
+marked `host` and runs once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ascend_core.testing import bitwise_equal
+from ascend_core.testing import available_devices, bitwise_equal
 from ascend_recompute.without_output import CheckpointWithoutOutput
 
 Maker = Callable[[], Any]
 Count = Callable[[Callable[..., Any]], Callable[..., Any]]
 Program = Callable[[Maker, Count], Sequence[Tensor | None]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "host: no device takes part; run once")
+    config.addinivalue_line("markers", "without_npu: torch_npu lacks what the test is about")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    away = [item for item in items if _lacks_its_subject(item)]
+    config.hook.pytest_deselected(items=away)
+    items[:] = [item for item in items if item not in away]
+
+
+def _lacks_its_subject(item: pytest.Item) -> bool:
+    """Whether the test is about sparse tensors or memory formats, and is to run on an NPU."""
+    if item.get_closest_marker("without_npu") is None or not isinstance(item, pytest.Function):
+        return False
+    place: torch.device = item.callspec.params["device"]
+    return place.type == "npu"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("host") is None:
+        metafunc.parametrize("device", available_devices(), ids=str, indirect=True)
+
+
+def pytest_collection_finish() -> None:
+    """Take what the imports made out of the collector's sight: many tests collect and count."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The device of the test, torch's default one while it runs."""
+    place: torch.device = getattr(request, "param", torch.device("cpu"))
+    with contextlib.nullcontext() if place.type == "cpu" else place:
+        yield place
+
+
+@pytest.fixture
+def taken(device: torch.device) -> Callable[[int], int]:
+    """How many bytes of the device a tensor takes: torch_npu adds 32, and rounds up to 512."""
+    if device.type == "npu":
+        return lambda nbytes: -(-(nbytes + 32) // 512) * 512
+    return lambda nbytes: nbytes
 
 
 class Plain:

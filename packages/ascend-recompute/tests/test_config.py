@@ -15,6 +15,8 @@ from ascend_recompute import RecomputeActivationConfig, recompute_activation
 from ascend_recompute.features import RECOMPUTE_ACTIVATION
 from ascend_recompute.policy import DEFAULT
 
+pytestmark = pytest.mark.host
+
 
 def message(options: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from ascend_core.errors import ConfigError
 from ascend_recompute import recompute_activation
 
+pytestmark = pytest.mark.host
+
 
 def found(
     model: nn.Module,

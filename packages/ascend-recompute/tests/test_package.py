@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import ascend_recompute
+
+pytestmark = pytest.mark.host
 
 
 def test_import_loads_no_torch() -> None:

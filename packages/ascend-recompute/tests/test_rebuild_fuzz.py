@@ -166,6 +166,12 @@ OPERATORS = {**MAKERS, **WRITES}
 # fmt: on
 
 
+def synchronize() -> None:
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def unrecorded_write(value: Tensor) -> None:
     with torch.no_grad():
         value.add_(1)
@@ -188,9 +194,10 @@ class Instruction:
             if not self.seen:
                 stack.enter_context(torch._C.DisableTorchFunction())
             if self.autocast:
-                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+                stack.enter_context(torch.autocast(torch.get_default_device().type, torch.bfloat16))
             try:
                 result = OPERATORS[self.name](values, a, b)
+                synchronize()  # a device tells late what it refuses
             except RuntimeError:  # a write that autograd forbids, shapes or types that do not fit
                 return False
         if isinstance(result, Tensor) and self.name in MAKERS:
@@ -289,7 +296,9 @@ def run(program: Program, region: Context) -> Outcome:
     refused = False
     if loss.requires_grad:
         try:
-            with torch.autocast("cpu", torch.bfloat16, enabled=program.autocast):
+            with torch.autocast(
+                torch.get_default_device().type, torch.bfloat16, enabled=program.autocast
+            ):
                 for left in reversed(range(program.backwards)):
                     loss.backward(retain_graph=left > 0)
         except RuntimeError as error:

@@ -34,7 +34,7 @@ Program = Callable[[Region], Sequence[Tensor | None]]
 MODIFIED = "modified by an inplace operation"
 
 
-def leaf(*shape: int, device: str = "cpu") -> Tensor:
+def leaf(*shape: int, device: str | None = None) -> Tensor:
     return torch.randn(*shape, requires_grad=True, device=device)
 
 
@@ -64,7 +64,7 @@ def assert_holds_no_more(program: Callable[[], object]) -> None:
     held = []
     for region in (contextlib.nullcontext(), rebuild_region(EVERYTHING)):
         torch.manual_seed(0)
-        with measure_peak("cpu") as memory, region:
+        with measure_peak(torch.get_default_device()) as memory, region:
             kept = program()
         held.append(memory.held_bytes)
         del kept
@@ -131,7 +131,7 @@ def test_a_write_under_no_grad_before_autocast_copies_the_output() -> None:
     # The graph does not show it: the copy's node still leads to the node of gelu.
     def program(region: Region) -> list[Tensor | None]:
         x, fc = leaf(8, 16), nn.Linear(16, 16)
-        with torch.autocast("cpu", torch.bfloat16), region():
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16), region():
             h = F.gelu(x)
             with torch.no_grad():
                 h.mul_(2)
@@ -246,7 +246,10 @@ def test_a_write_through_data_before_the_save(*, source: bool) -> None:
 def test_data_that_is_bound_to_another_tensor(*, autocast: bool) -> None:
     def program(region: Region) -> list[Tensor | None]:
         x, fc = leaf(8, 16), nn.Linear(16, 16)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), region():
+        with (
+            torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=autocast),
+            region(),
+        ):
             h = F.gelu(x)
             h.data = torch.ones(8, 16)
             y = fc(h)
@@ -321,11 +324,12 @@ def test_a_detached_use_of_an_output() -> None:
 # Layouts and devices -----------------------------------------------------------------------------
 
 
+@pytest.mark.without_npu
 def test_a_cast_outside_the_recording_to_another_memory_format() -> None:
     def program(region: Region) -> list[Tensor | None]:
         x = torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last).requires_grad_()
         w = leaf(2, 4, 3, 5)
-        with torch.autocast("cpu", torch.bfloat16), region():
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16), region():
             h = F.gelu(x)
             y = h.to(torch.bfloat16, memory_format=torch.contiguous_format) * w.bfloat16()
         y.float().square().sum().backward()
@@ -341,14 +345,23 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": lambda x: x[:1].expand(5, -1),
     "a scalar": lambda x: x[0, 0],
     "no element": lambda x: x[:0],
-    "channels last": lambda x: x.view(2, 4, 4, 4).to(memory_format=torch.channels_last),
     "a size of one": lambda x: x.unsqueeze(1).transpose(0, 1),
     "permuted": lambda x: x.view(2, 4, 16).permute(2, 0, 1),
     "conjugate": lambda x: torch.view_as_complex(x.view(8, 8, 2)).conj(),
 }
 
 
-@pytest.mark.parametrize("view", LAYOUTS.values(), ids=LAYOUTS)
+def channels_last(x: Tensor) -> Tensor:
+    return x.view(2, 4, 4, 4).to(memory_format=torch.channels_last)
+
+
+VIEWS = [
+    *(pytest.param(view, id=name) for name, view in LAYOUTS.items()),
+    pytest.param(channels_last, id="channels last", marks=pytest.mark.without_npu),
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
 def test_sa_08_every_layout_of_an_operand(view: Callable[[Tensor], Tensor]) -> None:
     def program(region: Region) -> list[Tensor | None]:
         x = leaf(8, 16)
@@ -363,7 +376,7 @@ def test_sa_08_every_layout_of_an_operand(view: Callable[[Tensor], Tensor]) -> N
     assert_same(program)
 
 
-@pytest.mark.parametrize("view", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("view", VIEWS)
 def test_sa_07_every_view_of_an_output(view: Callable[[Tensor], Tensor]) -> None:
     def program(region: Region) -> list[Tensor | None]:
         x = leaf(8, 16)
@@ -410,6 +423,7 @@ def test_shapes_can_be_tried_on_the_meta_device() -> None:
     assert fc.weight.grad.shape == (16, 16)
 
 
+@pytest.mark.without_npu
 def test_sparse_outputs_are_left_alone() -> None:
     def program(region: Region) -> list[Tensor | None]:
         x, w = torch.eye(8).to_sparse().requires_grad_(), leaf(8, 4)
@@ -453,7 +467,7 @@ def test_nodes_of_two_threads_are_not_taken_for_one_another() -> None:
     def program(region: Region) -> list[Tensor | None]:
         a, b, x, x2 = nn.Linear(16, 16), nn.Linear(16, 16), leaf(8, 16), leaf(8, 16)
         made: dict[str, Tensor] = {}
-        with torch.autocast("cpu", torch.bfloat16), region():
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16), region():
             h = F.gelu(x)
             node: Any = h.grad_fn
             number = node._sequence_nr()
@@ -499,9 +513,12 @@ def test_another_number_of_threads_in_backward_changes_no_bit() -> None:
 def test_ar_08_autocast_is_on_in_one_of_forward_and_backward(*, inside: bool) -> None:
     def program(region: Region) -> list[Tensor | None]:
         gate, up, down, x = gated()
-        with torch.autocast("cpu", torch.bfloat16, enabled=inside), region():
+        with (
+            torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=inside),
+            region(),
+        ):
             y = down(F.softplus(gate(x)) * up(x) * torch.ones(32))
-        with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=not inside):
             y.float().square().sum().backward()
         return [y, x.grad, gate.weight.grad, up.weight.grad, down.weight.grad]
 

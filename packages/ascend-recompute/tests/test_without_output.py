@@ -56,7 +56,9 @@ def stack(recompute: bool) -> nn.Module:
 
 
 def batch(number: int) -> Tensor:
-    return torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+    generator = torch.Generator("cpu").manual_seed(number)  # the same numbers on every device
+    numbers = torch.randn(4, 8, generator=generator, device="cpu")
+    return numbers.to(torch.get_default_device())
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "autocast"])
@@ -65,6 +67,7 @@ def test_the_seeds_example_trains_bit_for_bit_as_without(
     autocast: torch.dtype | None, accumulate: int
 ) -> None:
     options: dict[str, Any] = {"autocast": autocast, "accumulate": accumulate}
+    options["device"] = torch.get_default_device()
     plain = record_run(lambda: stack(False), batch, **options)
     ours = record_run(lambda: stack(True), batch, **options)
     assert_bitwise_equal(plain, ours)
@@ -188,7 +191,7 @@ def test_ar_02_the_peak_of_a_replay_is_its_outputs_and_one_restored_output() -> 
     one, two = ckpt.checkpoint(lambda x: (torch.sin(x), torch.cos(x)), False, x)
     consumed = (one * one).sum() + (two * two).sum()
     ckpt.discard_output()
-    with measure_peak("cpu") as memory:
+    with measure_peak(torch.get_default_device()) as memory:
         ckpt.recompute()
     noise = 64 * 1024
     assert 3 * 4 * size <= memory.peak_bytes < 3 * 4 * size + noise
@@ -203,7 +206,7 @@ def test_ar_02_an_output_that_the_function_saves_exists_once_after_its_restorati
     y = ckpt.checkpoint(torch.tanh, False, x)
     d = y.square()
     ckpt.discard_output()
-    with measure_peak("cpu") as memory:
+    with measure_peak(torch.get_default_device()) as memory:
         ckpt.recompute()
     assert 4 * size <= memory.held_bytes < 4 * size + 64 * 1024
     d.sum().backward()
@@ -303,6 +306,8 @@ def test_ar_05_a_chain_lets_go_of_each_link_as_it_is_restored(raises: bool) -> N
     assert len(alive) == (4 if raises else layers)
     assert len(chain) == 0
     del total
+    # Autograd's thread of a device lets go of a task, and its exception, when it takes the next.
+    (torch.ones((), requires_grad=True) * 2).backward()
     assert [reference() for reference in inputs] == [None] * layers
 
 
@@ -358,11 +363,11 @@ def test_ar_08_a_replay_runs_under_the_autocast_of_its_forward(
     def program(make: Any, count: Any) -> list[Tensor | None]:
         x = batch(0).requires_grad_()
         ckpt = make()
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16, cache_enabled=cache):
             d = down(ckpt.checkpoint(count(function), False, x))
             ckpt.discard_output_and_register_recompute(d)
         d.float().square().sum().backward()
-        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled(torch.get_default_device().type)
         return [d, x.grad, *grads(inner), *grads(down)]
 
     same_as_plain(program, runs=2)
@@ -398,8 +403,9 @@ def test_ar_11_blocks_behind_a_frozen_embedding_get_their_gradients() -> None:
     def tokens(number: int) -> Tensor:
         return batch(number).abs().mul(3).long().clamp(max=9)[:, 0]
 
-    plain = record_run(lambda: frozen(False), tokens, steps=2)
-    ours = record_run(lambda: frozen(True), tokens, steps=2)
+    options: dict[str, Any] = {"steps": 2, "device": torch.get_default_device()}
+    plain = record_run(lambda: frozen(False), tokens, **options)
+    ours = record_run(lambda: frozen(True), tokens, **options)
     assert len(ours.steps[0].gradients) == 3 * 5
     assert_bitwise_equal(plain, ours)
 
@@ -635,9 +641,10 @@ def test_ar_24_a_replay_runs_under_the_default_dtype_and_device_of_its_forward(
         return [d, x.grad]
 
     same_as_plain(program, runs=2)
-    assert seen == [(torch.float64, "cpu")] * 3
+    assert seen == [(torch.float64, torch.get_default_device().type)] * 3
 
 
+@pytest.mark.host  # the only default device is its own
 def test_ar_24_the_default_device_of_forward_only() -> None:
     devices: list[str] = []
 

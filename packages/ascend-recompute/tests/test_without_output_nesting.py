@@ -58,7 +58,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
     "region in save_on_cpu": lambda: _both(save_on_cpu(), region(Bystander())),
     "save_on_cpu in region": lambda: _both(region(Bystander()), save_on_cpu()),
     "anomaly mode": lambda: torch.autograd.detect_anomaly(check_nan=False),
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast": lambda: torch.autocast(torch.get_default_device().type, torch.bfloat16),
 }
 
 
@@ -277,7 +277,7 @@ def test_a_non_reentrant_checkpoint_around_it_holds_no_more_than_alone() -> None
             lambda: checkpoint(
                 mlp, x, make, lambda f: f, use_reentrant=False, preserve_rng_state=False
             ),
-            device="cpu",
+            device=torch.get_default_device(),
         )
 
     class Off(CheckpointWithoutOutput):
@@ -297,7 +297,7 @@ def test_autocast(same_as_plain: Same, dtype: torch.dtype, backward_inside: bool
 
     def program(make: Any, count: Any) -> list[Tensor | None]:
         x = x_of(3, 8)
-        with torch.autocast("cpu", dtype):
+        with torch.autocast(torch.get_default_device().type, dtype):
             ckpt = make()
             d = down(ckpt.checkpoint(count(function), False, inner(x)))
             ckpt.discard_output_and_register_recompute(d)
@@ -315,12 +315,12 @@ def test_a_region_of_no_autocast_inside_the_function(same_as_plain: Same) -> Non
     inner, down = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def function(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(torch.get_default_device().type, enabled=False):
             return F.gelu(inner(x.float()))
 
     def program(make: Any, count: Any) -> list[Tensor | None]:
         x = x_of(3, 8)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             ckpt = make()
             d = down(ckpt.checkpoint(count(function), False, x))
             ckpt.discard_output_and_register_recompute(d)
@@ -375,7 +375,6 @@ def test_inside_a_compiled_function_it_is_right(backend: str) -> None:
         assert left is not None and right is not None and torch.equal(left, right)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, for jvp
 def test_torch_func_transforms_get_the_plain_call() -> None:
     def function(x: Tensor) -> Tensor:
         ckpt = CheckpointWithoutOutput()
@@ -388,8 +387,7 @@ def test_torch_func_transforms_get_the_plain_call() -> None:
 
     x = torch.linspace(-1, 1, 6).view(2, 3)
     for transform in (
-        torch.func.grad, torch.func.jacrev, torch.func.hessian,
-        lambda f: torch.func.vmap(torch.func.grad(f)),
+        torch.func.grad, torch.func.jacrev, lambda f: torch.func.vmap(torch.func.grad(f)),
     ):  # fmt: skip
         assert torch.equal(transform(function)(x), transform(plain)(x))
     weight = torch.ones(3, requires_grad=True)
@@ -397,6 +395,22 @@ def test_torch_func_transforms_get_the_plain_call() -> None:
     left, weight.grad = weight.grad, None
     torch.func.vmap(lambda x: plain(x * weight))(x).sum().backward()
     assert left is not None and torch.equal(left, weight.grad)
+
+
+@pytest.mark.host  # torch_npu has no zero tensor for it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, for jvp
+def test_forward_mode_gets_the_plain_call() -> None:
+    def function(x: Tensor) -> Tensor:
+        ckpt = CheckpointWithoutOutput()
+        d = ckpt.checkpoint(torch.sin, False, x).square()
+        ckpt.discard_output_and_register_recompute(d)
+        return d.sum()
+
+    def plain(x: Tensor) -> Tensor:
+        return torch.sin(x).square().sum()
+
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    assert torch.equal(torch.func.hessian(function)(x), torch.func.hessian(plain)(x))
     primal, tangent = torch.func.jvp(function, (x,), (torch.ones_like(x),))
     expected = torch.func.jvp(plain, (x,), (torch.ones_like(x),))
     assert torch.equal(primal, expected[0]) and torch.equal(tangent, expected[1])
@@ -455,6 +469,7 @@ def test_inference_tensors_among_the_arguments(same_as_plain: Same) -> None:
     same_as_plain(program, runs=2)
 
 
+@pytest.mark.host  # torch_npu has no sparse tensors
 def test_sparse_and_meta_tensors_among_the_arguments(same_as_plain: Same) -> None:
     matrix = torch.eye(3).to_sparse()
 
@@ -496,7 +511,13 @@ def test_complex_and_double_values(same_as_plain: Same) -> None:
 
 
 def test_many_threads_train_models_of_their_own() -> None:
+    device = torch.get_default_device()  # each thread has its own
+
     def train(results: dict[int, list[Tensor]], number: int, make: Any) -> None:
+        with device:
+            results[number] = trained(number, make)
+
+    def trained(number: int, make: Any) -> list[Tensor]:
         inner = torch.full((16, 16), 0.1 + number).requires_grad_()
         for _ in range(5):
             x = x_of(8, 16)
@@ -506,7 +527,7 @@ def test_many_threads_train_models_of_their_own() -> None:
             ckpt.discard_output_and_register_recompute(d)
             d.square().sum().backward()
         assert inner.grad is not None and x.grad is not None
-        results[number] = [inner.grad, x.grad]
+        return [inner.grad, x.grad]
 
     class Off(CheckpointWithoutOutput):
         def checkpoint(self, function: Any, _: bool, *args: Any, **kwargs: Any) -> Any:
