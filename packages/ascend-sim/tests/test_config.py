@@ -35,7 +35,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     ("options", "message"),
     [
         ({"hbm": 0}, "no memory"),
-        ({"devices": 0}, "devices=0"),
+        ({"devices": 0}, "devices=0 cannot be simulated.*\n.*from 1 to 64"),
         ({"devices": 65}, "devices=65"),
         ({"schedule": "fast"}, "eager, thread, lazy"),
         ({"h2d_gbps": 0.0}, "h2d_gbps"),
@@ -90,7 +90,8 @@ def test_an_argument_has_the_last_word_over_the_environment() -> None:
     ("environment", "message"),
     [
         ({"ASCENDSIM_MODE": "lazy"}, "ASCENDSIM_MODE is no option.*\n.*ASCENDSIM_SCHEDULE"),
-        ({"ASCENDSIM_DEVICES": "two"}, "ASCENDSIM_DEVICES='two'"),
+        ({"ASCENDSIM_DEVICES": "two"}, "ASCENDSIM_DEVICES='two'.*\n.*a whole number is needed"),
+        ({"ASCENDSIM_H2D_GBPS": "fast"}, "ASCENDSIM_H2D_GBPS='fast'.*\n.*a number is needed"),
         ({"ASCENDSIM_POISON": "maybe"}, "ASCENDSIM_POISON='maybe'"),
     ],
 )

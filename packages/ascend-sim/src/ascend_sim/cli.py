@@ -9,21 +9,35 @@ import platform
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ascend_sim import _build, _machine
 from ascend_sim._start import start
 from ascend_sim._version import __version__
-from ascend_sim.config import SCHEDULES, SimConfig
-from ascend_sim.errors import SimError
+from ascend_sim.config import SCHEDULES, SimConfig, readers
+from ascend_sim.errors import RefusedError, SimError
 
 _SMOKE_TEST = """
 import ascend_sim; ascend_sim.start()
 import torch; x = torch.ones(3, device="npu") + 1
 assert x.tolist() == [2, 2, 2]
 """
+
+_MEANINGS = {
+    "hbm": "memory of each device",
+    "devices": "how many there are",
+    "schedule": "when a submitted task runs",
+    "h2d_gbps": "bandwidth from host to device in 1e9 bytes per second",
+    "d2h_gbps": "the same from device to host",
+    "d2d_gbps": "the same within and between devices",
+    "copy_latency_us": "microseconds added to each copy between host and device",
+    "poison": "fresh and freed memory reads as NaN",
+    "query_stall": "in lazy: how often an event answers 'not yet'",
+    "strict": "an operator without a simulated kernel is an error",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,13 +64,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="run a Python script on a simulated NPU")
+    run = commands.add_parser(
+        "run",
+        help="run a Python script on a simulated NPU",
+        usage="ascend-sim run [OPTIONS] script.py ...  |  ascend-sim run [OPTIONS] -m MODULE ...",
+        epilog="Each option is also a variable, such as ASCENDSIM_HBM=64M; the option comes first.",
+        allow_abbrev=False,
+    )
     run.set_defaults(action=_run)
     defaults = SimConfig()
     for field in dataclasses.fields(SimConfig):
         _add_option(run, field.name, getattr(defaults, field.name))
     run.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
-    run.add_argument("words", nargs=argparse.REMAINDER, metavar="script.py ...")
+    run.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="the script, and what is passed to it",
+    )
     doctor = commands.add_parser("doctor", help="say whether a simulated NPU can run here")
     doctor.set_defaults(action=_doctor)
     build = commands.add_parser(
@@ -69,21 +94,34 @@ def _parser() -> argparse.ArgumentParser:
 def _add_option(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
     # A text of an option is read as that of its environment variable, so that both mean the same.
     flag = "--" + name.replace("_", "-")
+    unset = "as fast as memory is" if default is None else default
+    meaning = f"{_MEANINGS[name]} (default: {unset})"
     if isinstance(default, bool):
-        parser.add_argument(flag, action="store_const", const="1", help="off where not given")
+        parser.add_argument(flag, action="store_const", const="1", help=_MEANINGS[name])
     elif name == "schedule":
-        parser.add_argument(flag, choices=SCHEDULES, help=f"default: {default}")
+        parser.add_argument(flag, choices=SCHEDULES, help=meaning)
     else:
-        parser.add_argument(flag, metavar=name.upper(), help=f"default: {default}")
+        metavar = "SIZE" if name == "hbm" else "N"
+        parser.add_argument(flag, metavar=metavar, help=meaning, type=_readable(name))
+
+
+def _readable(name: str) -> Callable[[str], str]:
+    def text_of(text: str) -> str:
+        try:
+            readers()[name](text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {error}") from error
+        return text
+
+    return text_of
 
 
 def _run(options: argparse.Namespace) -> int:
-    words = [options.module, *options.words] if options.module else options.words
-    if words[:1] == ["--"]:
-        words = words[1:]
-    if not words:
-        sys.stderr.write("ascend-sim: run needs a script, or -m and a module\n")
-        return 2
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if options.module:
+        words = [options.module, *words]
+        sys.path.insert(0, str(Path.cwd()))
+    _check_program(words[0] if words else "", is_module=bool(options.module))
     names = [field.name for field in dataclasses.fields(SimConfig)]
     texts = {f"ASCENDSIM_{name.upper()}": getattr(options, name) for name in names}
     given = {name: text for name, text in texts.items() if text is not None}
@@ -92,12 +130,28 @@ def _run(options: argparse.Namespace) -> int:
     start()
     sys.argv[:] = words
     if options.module:
-        sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
     return 0
+
+
+def _check_program(name: str, *, is_module: bool) -> None:
+    """Refuse what cannot be run before a device is started for it."""
+    path = Path(name)
+    runs = path.is_file() or (path / "__main__.py").is_file()
+    if is_module:
+        # The spec of a submodule would import the packages above it.
+        runs = find_spec(name.partition(".")[0]) is not None
+    if not name:
+        raise RefusedError("run needs a script, or -m and a module.")
+    if not runs:
+        raise RefusedError(
+            f"There is no {'module' if is_module else 'script'} {name}.",
+            why="a command that is on the path is neither" if not is_module else "",
+            instead="a path such as train.py, or -m and a module that can be imported",
+        )
 
 
 def _compile(_: argparse.Namespace) -> int:

@@ -62,9 +62,14 @@ class SimConfig:
             ConfigError: When one cannot be.
         """
         if self.hbm_bytes <= 0:
-            raise ConfigError(f"hbm={self.hbm!r} leaves the device no memory.")
+            raise ConfigError(
+                f"hbm={self.hbm!r} leaves the device no memory.", instead='a size such as "64M"'
+            )
         if not 1 <= self.devices <= MAX_DEVICES:
-            raise ConfigError(f"devices={self.devices} is not between 1 and {MAX_DEVICES}.")
+            raise ConfigError(
+                f"devices={self.devices} cannot be simulated.",
+                instead=f"a whole number from 1 to {MAX_DEVICES}",
+            )
         if self.schedule not in SCHEDULES:
             known = ", ".join(SCHEDULES)
             raise ConfigError(f"There is no schedule {self.schedule!r}.", instead=f"one of {known}")
@@ -75,9 +80,16 @@ class SimConfig:
                     f"{name}={speed} is no bandwidth.", instead="a positive number, or None"
                 )
         if not (self.copy_latency_us >= 0 and math.isfinite(self.copy_latency_us)):
-            raise ConfigError(f"copy_latency_us={self.copy_latency_us} is no duration.")
+            raise ConfigError(
+                f"copy_latency_us={self.copy_latency_us} is no duration.",
+                instead="microseconds, 0 or more",
+            )
         if self.query_stall < 0:
-            raise ConfigError(f"query_stall={self.query_stall} is negative.")
+            raise ConfigError(
+                f"query_stall={self.query_stall} is negative.",
+                why="it is how often an event answers that it is not reached yet",
+                instead="a whole number, 0 or more",
+            )
 
     @property
     def hbm_bytes(self) -> int:
@@ -95,25 +107,25 @@ class SimConfig:
         Raises:
             ConfigError: When a variable is no option, or its text is no value of it.
         """
-        readers = _readers()
+        known = readers()
         values: dict[str, Any] = {}
         for variable, text in environment.items():
             name = variable.removeprefix(PREFIX)
             if name == variable or name in NOT_OPTIONS:
                 continue
             field = name.lower()
-            if field not in readers:
+            if field not in known:
                 raise ConfigError(
                     f"{variable} is no option of the simulated NPU.",
-                    instead="one of " + ", ".join(PREFIX + name.upper() for name in readers),
+                    instead="one of " + ", ".join(PREFIX + name.upper() for name in known),
                 )
             try:
-                values[field] = readers[field](text)
+                values[field] = known[field](text)
             except ValueError as error:
                 raise ConfigError(f"{variable}={text!r} cannot be read.", why=str(error)) from error
-        for name in options.keys() - readers.keys():
+        for name in options.keys() - known.keys():
             raise ConfigError(
-                f"{name} is no option of the simulated NPU.", instead="one of " + ", ".join(readers)
+                f"{name} is no option of the simulated NPU.", instead="one of " + ", ".join(known)
             )
         return cls(**{**values, **options})
 
@@ -133,17 +145,31 @@ def parse_size(size: str | int) -> int:
     return int(float(number) * _UNITS[unit.upper()])
 
 
-def _readers() -> dict[str, Callable[[str], Any]]:
-    """Say for each option how its text is read."""
+def readers() -> dict[str, Callable[[str], Any]]:
+    """Say for each option how its text is read: by a function that may raise ValueError."""
     by_type: dict[str, Callable[[str], Any]] = {
         "str | int": str,
         "str": str,
-        "int": int,
-        "float": float,
-        "float | None": float,
+        "int": _whole,
+        "float": _number,
+        "float | None": _number,
         "bool": _truth,
     }
     return {field.name: by_type[str(field.type)] for field in dataclasses.fields(SimConfig)}
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number is needed") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number is needed") from None
 
 
 def _truth(text: str) -> bool:
