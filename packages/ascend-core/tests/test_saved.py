@@ -17,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from ascend_core.layout import Layout
 from ascend_core.saved import Claim, Frame, Region, StorageRecord, StorageTable, region
 from ascend_core.saved._parameters import is_weight
-from ascend_core.testing import Growth, alive_after, held_bytes, parametrize_devices
+from ascend_core.testing import Growth, alive_after, held_bytes
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 
 class Copies:
@@ -73,9 +75,9 @@ def no_gc() -> Iterator[None]:
     gc.enable()
 
 
-def mlp(device: str = "cpu") -> nn.Module:
+def mlp() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3)).to(device)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3))
 
 
 def gradients(model: nn.Module, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -92,10 +94,9 @@ def assert_same(left: list[Tensor], right: list[Tensor]) -> None:
     assert len(left) == len(right)
 
 
-@parametrize_devices()
 @pytest.mark.parametrize("keeper", [Indifferent(), CopyKeeper(), CopyKeeper(moves=False)])
-def test_gradients_equal_plain(device: str, keeper: CopyKeeper) -> None:
-    model = mlp(device)
+def test_gradients_equal_plain(keeper: CopyKeeper) -> None:
+    model = mlp()
     plain = gradients(model, model)
 
     def kept(x_BH: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ def test_is_weight_sees_through_views_casts_and_autocast() -> None:
     assert not is_weight(weight * 2)
     assert not is_weight(torch.randn(3))
     keeper, x = CopyKeeper(), torch.randn(3, 6, requires_grad=True)
-    with region(keeper), torch.autocast("cpu", torch.bfloat16):
+    with region(keeper), torch.autocast(torch.get_default_device().type, torch.bfloat16):
         y = nn.functional.linear(x * 1, weight)
     y.sum().backward()
     assert {tuple(t.size()) for t in keeper.asked} == {(3, 6)}
@@ -249,7 +250,7 @@ def test_sa_10_tensors_that_nobody_claims_pass_through_where_they_are() -> None:
     with region(Indifferent()):
         y = SavesIndex.apply(torch.ones(3, requires_grad=True), index)
     y.sum().backward()
-    assert devices == [torch.device("cpu")]
+    assert devices == [torch.get_default_device()]
 
 
 @pytest.mark.parametrize("keeper", [Indifferent(), CopyKeeper()])
@@ -261,7 +262,7 @@ def test_sa_08_every_view_comes_back_as_it_was(keeper: CopyKeeper) -> None:
         base[0].expand(5, 8),
         base[2, 3],
         base[:0],
-        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(2, 4, 5, 3).permute(0, 3, 1, 2),  # channels last
         torch.randn(2, 1, 4).transpose(0, 2),
     ]
     seen: list[Tensor] = []
@@ -285,6 +286,7 @@ def test_sa_08_every_view_comes_back_as_it_was(keeper: CopyKeeper) -> None:
         assert before.stride() == after.stride()
 
 
+@pytest.mark.parametrize("default_device", ["cpu"], indirect=True)  # torch_npu has none
 def test_sparse_and_nested_tensors_are_kept() -> None:
     weight = torch.randn(3, 3).to_sparse()
     x = torch.randn(3, 2, requires_grad=True)
@@ -498,9 +500,16 @@ def test_a_region_inside_a_checkpoint_does_not_defeat_it() -> None:
             return model(x)
 
     x = torch.randn(50, 6, requires_grad=True)
-    bare = held_bytes(lambda: checkpoint(model, x, use_reentrant=False), device="cpu")
-    assert held_bytes(lambda: checkpoint(inside, x, use_reentrant=False), device="cpu") == bare
-    assert bare < held_bytes(lambda: model(x), device="cpu")
+    bare = held_bytes(
+        lambda: checkpoint(model, x, use_reentrant=False), device=torch.get_default_device()
+    )
+    assert (
+        held_bytes(
+            lambda: checkpoint(inside, x, use_reentrant=False), device=torch.get_default_device()
+        )
+        == bare
+    )
+    assert bare < held_bytes(lambda: model(x), device=torch.get_default_device())
 
 
 def test_moving_keepers_stand_aside_in_backward_and_over_foreign_hooks() -> None:
