@@ -112,7 +112,7 @@ def test_processes_that_start_together_compile_once(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join()
         assert process.exitcode == 0
     assert log.read_text().count(str(source)) == 1
 

@@ -76,33 +76,23 @@ def test_a_synchronisation_runs_exactly_what_it_depends_on(npu_sim: Simulator) -
 
 
 @pytest.mark.schedules("lazy")
-def test_a_query_makes_no_progress_until_it_was_asked_often(python: Run) -> None:
-    shown = python(
-        """
-import ascend_sim
-simulator = ascend_sim.start(schedule="lazy", query_stall=1000)
-import torch
-x = torch.zeros(100, device="npu")
-torch.npu.synchronize()
-host = torch.zeros(100, pin_memory=True)
-x.add_(1)
-host.copy_(x, non_blocking=True)
-event = torch.npu.Event()
-event.record()
-for _ in range(999):
-    assert not event.query()
-print(simulator.counters().tasks_pending >= 3, host.eq(0).all().item())
-asked = 999
-while not event.query():
-    asked += 1
-print(asked < 1100, host.eq(1).all().item())
-x.add_(1)
-while not torch.npu.current_stream().query():
-    pass
-print(simulator.counters().tasks_pending)
-"""
-    )
-    assert shown.split() == ["True"] * 4 + ["0"]
+def test_a_query_makes_no_progress_until_it_was_asked_often(npu_sim: Simulator) -> None:
+    stall = npu_sim.config.query_stall
+    x, host = torch.zeros(100, device="npu"), torch.zeros(100, pin_memory=True)
+    torch.npu.synchronize()
+    x.add_(1)
+    host.copy_(x, non_blocking=True)
+    event = torch.npu.Event()
+    event.record()
+    assert not any(event.query() for _ in range(stall - 1))
+    assert npu_sim.counters().tasks_pending == 3
+    assert host.eq(0).all()
+    assert [event.query() for _ in range(3)] == [False, False, True]  # a task each
+    assert host.eq(1).all()
+    x.add_(1)
+    assert not any(torch.npu.current_stream().query() for _ in range(stall - 1))
+    assert torch.npu.current_stream().query()
+    assert npu_sim.counters().tasks_pending == 0
 
 
 @pytest.mark.schedules("lazy")
@@ -128,41 +118,43 @@ def test_allocations_make_no_progress_though_they_query_events(
 
 
 @pytest.mark.schedules("thread", "lazy")
-def test_the_host_is_ahead_of_the_device(python: Run) -> None:
-    shown = python(
-        """
-import ascend_sim
-ascend_sim.start(h2d_gbps=0.01)
-import torch
-x, host = torch.zeros(1 << 18, device="npu"), torch.ones(1 << 18).pin_memory()
-torch.npu.synchronize()
-x.copy_(host, non_blocking=True)  # 1 MiB at 10 MB/s: 0.1 s
-event = torch.npu.Event()
-event.record()
-print(event.query(), torch.npu.current_stream().query())
-event.synchronize()
-print(event.query(), x.eq(1).all().item())
-"""
-    )
-    assert shown.split() == ["False", "False", "True", "True"]
+def test_the_host_is_ahead_of_the_device() -> None:
+    host = torch.ones(1 << 24).pin_memory()
+    x = torch.zeros(1 << 24, device="npu")
+
+    def is_ahead() -> bool:
+        torch.npu.synchronize()
+        event = torch.npu.Event()
+        x.copy_(host, non_blocking=True)
+        event.record()
+        ahead = not event.query() and not torch.npu.current_stream().query()
+        event.synchronize()
+        assert event.query()
+        return ahead
+
+    # A machine may hold one thread up and not the other: in `thread`, once is enough.
+    assert any(is_ahead() for _ in range(20))
+    assert x.eq(1).all().item()
 
 
 def test_elapsed_time_contains_the_copy_between(python: Run) -> None:
     shown = python(
         """
-import ascend_sim
+import ascend_sim, time
 ascend_sim.start(d2h_gbps=0.1, copy_latency_us=5000)
 import torch
 x, host = torch.zeros(1 << 18, device="npu"), torch.empty(1 << 18, pin_memory=True)
 begin, end = (torch.npu.Event(enable_timing=True) for _ in range(2))
+before = time.monotonic()
 begin.record()
 host.copy_(x, non_blocking=True)  # 1 MiB at 0.1 GB/s and 5 ms: 15.5 ms
 end.record()
 end.synchronize()
-print(begin.elapsed_time(end))
+print(begin.elapsed_time(end), 1000 * (time.monotonic() - before))
 """
     )
-    assert 15.4 < float(shown) < 200
+    device, host = map(float, shown.split())
+    assert 15.4 < device < host
 
 
 @pytest.mark.schedules("thread")
@@ -176,16 +168,23 @@ n = 1 << 18
 x, y = torch.zeros(n, device="npu"), torch.zeros(n, device="npu")
 a, b = torch.empty(n, pin_memory=True), torch.empty(n, pin_memory=True)
 side = torch.npu.Stream()
-torch.npu.synchronize()
-begin = time.perf_counter()
-x.copy_(a, non_blocking=True)
-with torch.npu.stream(side):
-    b.copy_(y, non_blocking=True)
-torch.npu.synchronize()
-print(time.perf_counter() - begin)
+for attempt in range(10):
+    torch.npu.synchronize()
+    begin = time.monotonic()
+    x.copy_(a, non_blocking=True)
+    with torch.npu.stream(side):
+        b.copy_(y, non_blocking=True)
+    torch.npu.synchronize()
+    taken = time.monotonic() - begin
+    print(taken)
+    if taken < 0.2:
+        break
 """
     )
-    assert 0.1 < float(shown) < 0.19  # each takes 0.105 s
+    # Each takes 0.105 s. A busy machine may hold them up: that they overlap once is enough.
+    taken = [*map(float, shown.split())]
+    assert all(seconds > 0.1 for seconds in taken)
+    assert taken[-1] < 0.2
 
 
 def test_counters_tell_what_a_copy_did(npu_counters: Callable[[], Counters]) -> None:
