@@ -35,7 +35,8 @@ def test_an_unknown_schedule_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["nosuch.py"], "There is no script nosuch.py"),
         (["."], "There is no script ."),
-        (["-m", "nosuch.part"], "There is no module nosuch.part"),
+        (["-m", "nosuch.part", "-q"], "There is no module nosuch.part"),
+        (["-m"], "needs a script, or -m and a module"),
         (["--hbm", "10X", __file__], "'10X' is no size"),
         (["--devices", "65", __file__], "a whole number from 1 to 64"),
     ],

@@ -111,6 +111,12 @@ def test_run_runs_a_script_with_its_arguments(tmp_path: Path) -> None:
     assert module.stdout.strip().endswith("8.0 ['4'] eager"), module.stderr
 
 
+def test_what_follows_a_module_is_the_modules(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    done = command("run", "--hbm", "64M", "-m", "program", "-q", "--hbm", "3", cwd=tmp_path)
+    assert done.stdout.strip().endswith("['-q', '--hbm', '3']"), done.stderr
+
+
 def test_an_exit_status_of_the_script_is_that_of_run(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("raise SystemExit(7)\n")
     assert command("run", "script.py", cwd=tmp_path).returncode == 7

@@ -75,7 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     defaults = SimConfig()
     for field in dataclasses.fields(SimConfig):
         _add_option(run, field.name, getattr(defaults, field.name))
-    run.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+    run.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, as python -m does; what follows it is passed to it",
+    )
     run.add_argument(
         "words",
         nargs=argparse.REMAINDER,
@@ -117,11 +123,13 @@ def _readable(name: str) -> Callable[[str], str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    words = options.words[1:] if options.words[:1] == ["--"] else options.words
-    if options.module:
-        words = [options.module, *words]
+    is_module = options.module is not None
+    words = options.module if is_module else options.words
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if is_module:
         sys.path.insert(0, str(Path.cwd()))
-    _check_program(words[0] if words else "", is_module=bool(options.module))
+    _check_program(words[0] if words else "", is_module=is_module)
     names = [field.name for field in dataclasses.fields(SimConfig)]
     texts = {f"ASCENDSIM_{name.upper()}": getattr(options, name) for name in names}
     given = {name: text for name, text in texts.items() if text is not None}
@@ -129,7 +137,7 @@ def _run(options: argparse.Namespace) -> int:
     os.environ.update(given)
     start()
     sys.argv[:] = words
-    if options.module:
+    if is_module:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
@@ -139,18 +147,20 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check_program(name: str, *, is_module: bool) -> None:
     """Refuse what cannot be run before a device is started for it."""
-    path = Path(name)
-    runs = path.is_file() or (path / "__main__.py").is_file()
-    if is_module:
-        # The spec of a submodule would import the packages above it.
-        runs = find_spec(name.partition(".")[0]) is not None
     if not name:
-        raise RefusedError("run needs a script, or -m and a module.")
-    if not runs:
         raise RefusedError(
-            f"There is no {'module' if is_module else 'script'} {name}.",
-            why="a command that is on the path is neither" if not is_module else "",
-            instead="a path such as train.py, or -m and a module that can be imported",
+            "run needs a script, or -m and a module.", instead="ascend-sim run --hbm 64M train.py"
+        )
+    # The spec of a submodule would import the packages above it.
+    if is_module and find_spec(name.partition(".")[0]) is None:
+        raise RefusedError(
+            f"There is no module {name}.",
+            instead="one that can be imported from here, or the path of a script without -m",
+        )
+    if not is_module and not (Path(name).is_file() or Path(name, "__main__.py").is_file()):
+        raise RefusedError(
+            f"There is no script {name}.",
+            instead="the path of a Python file, or -m and a module; a command has one, too",
         )
 
 
