@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,14 @@ def nonzero_static() -> torch.Tensor:
     return torch.nonzero_static(torch.tensor([0, 3, 0, 5], device="npu"), size=3)
 
 
+@pytest.mark.skipif("ASCENDSIM_STRICT" not in os.environ, reason="nox -s npu sets it")
+def test_the_session_is_strict(npu_sim: Simulator) -> None:
+    assert npu_sim.config.strict
+    with pytest.raises(NotImplementedError, match=f"{LEFT} has no kernel"):
+        nonzero_static()
+
+
+@pytest.mark.schedules("lazy")  # once
 def test_operators_left_to_torch_npu_are_listed(
     npu_sim: Simulator, pytestconfig: pytest.Config
 ) -> None:
