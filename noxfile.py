@@ -38,7 +38,7 @@ def run_suite_on_npu(session: nox.Session, hbm: str | None, *arguments: str) -> 
     session.run(sys.executable, "tools/environment.py", "npu", external=True)
     program = ["ascend-suite"]
     if not cann:
-        session.log("The NPU is simulated: its memory and its bits are real, its times are not.")
+        session.log("The NPU is simulated: its times and its rounding are no real one's.")
         memory = [] if hbm is None else [f"--hbm={hbm}"]
         program = ["ascend-sim", "run", *memory, "-m", "ascend_suite"]
     variables = {**ENVIRONMENT, "ASCENDSIM_CACHE": str(Path(".nox/ascend-sim").resolve())}
