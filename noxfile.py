@@ -93,6 +93,7 @@ def npu(session: nox.Session) -> None:
     """Run the tests on the real torch_npu over a simulated NPU, in every schedule."""
     session.run(sys.executable, "tools/environment.py", "npu", external=True)
     packages = [f"packages/ascend-{name}" for name in ("sim", "core", "recompute")]
+    packages += ["packages/ascend-suite/tests/test_simulated_npu.py"]
     libraries = str(Path(".nox/ascend-sim").resolve())
     strict = {**ENVIRONMENT, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
 
