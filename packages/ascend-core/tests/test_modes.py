@@ -151,6 +151,18 @@ class Passing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_the_innermost_default_device_is_replayed() -> None:  # AR-24
+    torch.set_default_device("cpu")
+    try:
+        with torch.device("meta"):
+            state = ForwardState.capture()
+        with state.replaying():
+            assert torch.empty(1).device.type == "meta"
+        assert torch.empty(1).device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
 def test_a_default_device_is_seen_below_other_modes() -> None:
     with torch.device("meta"), Passing():
         state = ForwardState.capture()

@@ -34,7 +34,7 @@ from ascend_core.testing import (
     record_run,
 )
 from ascend_recompute import RecomputeActivationConfig, policy, recompute_activation
-from ascend_recompute.activation import ActivationRecompute
+from ascend_recompute._values import ValueRecompute
 
 Taken = Callable[[int], int]
 
@@ -105,7 +105,7 @@ def held(model: nn.Module, x: Tensor) -> int:
     return held_bytes(lambda: model(x), device=torch.get_default_device())
 
 
-def turn_on(model: nn.Module, **options: Any) -> ActivationRecompute:
+def turn_on(model: nn.Module, **options: Any) -> ValueRecompute:
     return recompute_activation(model, **{"policy": SMALL, **options})
 
 

@@ -141,9 +141,11 @@ class ForwardState:
 
 
 def _default_device() -> torch.device | None:
-    # Torch keeps the mode that sets a default device at the bottom of the thread's stack of modes.
+    # The innermost of the modes that set one: `torch.set_default_device` keeps its own at the
+    # bottom of the thread's stack, `with torch.device(...)` pushes another.
     # (`torch.get_default_device` makes a tensor to find the index, which touches the device.)
-    if torch._C._len_torch_function_stack() == 0:
-        return None
-    bottom = torch._C._get_function_stack_at(0)
-    return bottom.device if isinstance(bottom, DeviceContext) else None
+    for place in reversed(range(torch._C._len_torch_function_stack())):
+        mode = torch._C._get_function_stack_at(place)
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return None

@@ -1,11 +1,11 @@
-"""Opening a context around every call of one module.
+"""Doing something around every call of one module: opening a context, or calling it otherwise.
 
 [Note: a subclass, not hooks]
-A pair of forward hooks could open and close the context, but PyTorch skips even `always_call` hooks
+A pair of forward hooks could open and close a context, but PyTorch skips even `always_call` hooks
 when the call ends in a KeyboardInterrupt: after one Ctrl-C in a notebook the context would stay
 open for ever. So the module instance is given a generated subclass of its class, as `fully_shard`
-does, whose call runs in a `with`. Its forward, its state dict and its name stay as they are, it is
-an instance of all it was an instance of, and copies and pickles of it are of its own class.
+does, whose call goes by way of ours. Its forward, its state dict and its name stay as they are, it
+is an instance of all it was an instance of, and copies and pickles of it are of its own class.
 """
 
 from __future__ import annotations
@@ -20,25 +20,34 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["AroundForward", "around_forward"]
+__all__ = ["AroundCall", "around_call", "around_forward", "owners"]
 
 OpenContext = Callable[[], AbstractContextManager[Any]]
+Call = Callable[..., Any]
+Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 
 
-class AroundForward:
-    """One context around the calls of one module, until it is removed."""
+class AroundCall:
+    """What is done around the calls of one module, until it is removed.
 
-    def __init__(self, module: nn.Module, open_context: OpenContext) -> None:
-        self.open_context: OpenContext | None = open_context
+    Attributes:
+        run: Is given the module's own call with its arguments, and returns the result; None once
+            it was removed.
+        owner: Who put it there.
+    """
+
+    def __init__(self, module: nn.Module, run: Run, owner: object) -> None:
+        self.run: Run | None = run
+        self.owner = owner
         self._module = weakref.ref(module)
 
     def remove(self) -> None:
-        """Open the context no more, and give the module its class back.
+        """Do no more, and give the module its class back.
 
         The class stays where somebody else has built on it since; it does nothing then. A second
         call does nothing.
         """
-        self.open_context = None
+        self.run = self.owner = None
         module = self._module()
         if module is None:
             return
@@ -48,7 +57,28 @@ class AroundForward:
         module.__class__ = kind
 
 
-def around_forward(module: nn.Module, open_context: OpenContext) -> AroundForward:
+def around_call(module: nn.Module, run: Run, owner: object = None) -> AroundCall:
+    """Hand every call of `module` to `run`.
+
+    While `torch.compile` traces the module it is called as ever.
+
+    Args:
+        module: Becomes an instance of a generated subclass of its class.
+        run: Called with the module's own call, its positional and its keyword arguments. May run
+            on several threads at once, and inside itself.
+        owner: Whose doing this is, for `owners`.
+
+    Returns:
+        An object whose `remove()` undoes it.
+    """
+    around = AroundCall(module, run, owner)
+    module.__class__ = _scoped(type(module), around)
+    return around
+
+
+def around_forward(
+    module: nn.Module, open_context: OpenContext, owner: object = None
+) -> AroundCall:
     """Run every call of `module` inside a context.
 
     The context is left however the call ends, and is one per call, so recursive and concurrent
@@ -57,22 +87,31 @@ def around_forward(module: nn.Module, open_context: OpenContext) -> AroundForwar
     Args:
         module: Becomes an instance of a generated subclass of its class.
         open_context: Makes the context of one call.
+        owner: Whose doing this is, for `owners`.
 
     Returns:
         An object whose `remove()` undoes it.
     """
-    around = AroundForward(module, open_context)
-    module.__class__ = _scoped(type(module), around)
-    return around
 
-
-def _scoped(base: type[nn.Module], around: AroundForward) -> type[nn.Module]:
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        open_context = around.open_context
-        if open_context is None or torch.compiler.is_compiling():
-            return base.__call__(self, *args, **kwargs)
+    def run(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with open_context():
+            return call(*args, **kwargs)
+
+    return around_call(module, run, owner)
+
+
+def owners(module: nn.Module) -> list[object]:
+    """Who does something around the calls of `module`, innermost last."""
+    arounds = [vars(kind).get("_ascend_scope") for kind in type(module).__mro__]
+    return [around.owner for around in arounds if isinstance(around, AroundCall) and around.owner]
+
+
+def _scoped(base: type[nn.Module], around: AroundCall) -> type[nn.Module]:
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        run = around.run
+        if run is None or torch.compiler.is_compiling():
             return base.__call__(self, *args, **kwargs)
+        return run(types.MethodType(base.__call__, self), args, kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
         reduced = base.__reduce_ex__(self, protocol)
@@ -96,4 +135,4 @@ def _scoped(base: type[nn.Module], around: AroundForward) -> type[nn.Module]:
 
 def _is_spent(kind: type[nn.Module]) -> bool:
     around = vars(kind).get("_ascend_scope")
-    return isinstance(around, AroundForward) and around.open_context is None
+    return isinstance(around, AroundCall) and around.run is None

@@ -16,8 +16,12 @@ _EXPORTS = {
     "CheckpointWithoutOutput": "ascend_recompute.without_output",
     "Policy": "ascend_recompute.policy",
     "RecomputeActivationConfig": "ascend_recompute.config",
+    "RecomputeLayersConfig": "ascend_recompute.config",
+    "RecomputeNormConfig": "ascend_recompute.config",
     "rebuild_region": "ascend_recompute.activation",
     "recompute_activation": "ascend_recompute.activation",
+    "recompute_layers": "ascend_recompute.layers",
+    "recompute_norm": "ascend_recompute.norm",
 }
 
 __all__ = list(_EXPORTS)
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     from ascend_recompute.activation import rebuild_region as rebuild_region
     from ascend_recompute.activation import recompute_activation as recompute_activation
     from ascend_recompute.config import RecomputeActivationConfig as RecomputeActivationConfig
+    from ascend_recompute.config import RecomputeLayersConfig as RecomputeLayersConfig
+    from ascend_recompute.config import RecomputeNormConfig as RecomputeNormConfig
+    from ascend_recompute.layers import recompute_layers as recompute_layers
+    from ascend_recompute.norm import recompute_norm as recompute_norm
     from ascend_recompute.policy import Policy as Policy
     from ascend_recompute.without_output import CheckpointChain as CheckpointChain
     from ascend_recompute.without_output import CheckpointWithoutOutput as CheckpointWithoutOutput

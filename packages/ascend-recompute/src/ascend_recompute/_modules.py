@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ascend_core.errors import ConfigError
+from ascend_recompute._stack import Named
 
 _MLP_NAMES = ("mlp", "ffn", "feedforward", "feed_forward")
 _ACTIVATIONS = (
@@ -15,35 +16,17 @@ _ACTIVATIONS = (
     nn.Sigmoid, nn.Softplus, nn.Hardswish, nn.Hardtanh, nn.GLU, nn.PReLU,
 )  # fmt: skip
 
-Named = dict[str, nn.Module]
+# Classes of normalisation by the names that libraries give them; BatchNorm and its like count what
+# they see, so they may not run twice.
+_NORMS = ("layernorm", "rmsnorm", "groupnorm")
 
 
-def select(
-    model: nn.Module,
-    wanted: Sequence[str | type[nn.Module]] | None,
-    layers: Sequence[int] | None,
-) -> Named:
-    """The modules that were asked for, by qualified name, in the order of the model.
+def named(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
+    """The modules of these names and types, by qualified name, in the order of the model.
 
     Raises:
-        ConfigError: When a name, type or position matches nothing, or nothing looks like an MLP.
+        ConfigError: When a name or type matches nothing.
     """
-    found = _find_mlps(model) if wanted is None else _find(model, wanted)
-    if layers is None:
-        return found
-    names = list(found)
-    beyond = [layer for layer in layers if layer >= len(names)]
-    if beyond:
-        raise ConfigError(
-            f"layers asks for {', '.join(map(str, beyond))}, and there are {len(names)} modules.",
-            why=f"they are counted from 0: {_some(names)}.",
-            instead=f"use positions from 0 to {len(names) - 1}.",
-        )
-    chosen = set(layers)
-    return {name: found[name] for position, name in enumerate(names) if position in chosen}
-
-
-def _find(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
     matches: dict[str | type[nn.Module], Named] = {one: {} for one in wanted}
     for name, module in model.named_modules():
         for one, found in matches.items():
@@ -62,8 +45,12 @@ def _matches(wanted: str | type[nn.Module], name: str, module: nn.Module) -> boo
     return wanted in (name, name.rpartition(".")[2]) and name != ""
 
 
-def _find_mlps(model: nn.Module) -> Named:
-    """The outermost modules that look like an MLP."""
+def find_mlps(model: nn.Module) -> Named:
+    """The outermost modules that look like an MLP.
+
+    Raises:
+        ConfigError: When there is none.
+    """
     found: Named = {}
     for name, module in model.named_modules():
         inside_another = any(outer == "" or name.startswith(f"{outer}.") for outer in found)
@@ -77,6 +64,27 @@ def _find_mlps(model: nn.Module) -> Named:
             instead=f"name them, as in modules=('{_example(model)}',), or pass their class.",
         )
     return found
+
+
+def find_norms(model: nn.Module) -> Named:
+    """The modules that normalise over the last dimensions (or groups of channels).
+
+    Raises:
+        ConfigError: When there is none.
+    """
+    found = {name: module for name, module in model.named_modules() if _is_norm(module)}
+    if not found:
+        raise ConfigError(
+            f"no module of this {type(model).__name__} looks like a norm.",
+            why="no class of them is called LayerNorm, RMSNorm or GroupNorm, or like one.",
+            instead=f"name them, as in modules=('{_example(model)}',), or pass their class.",
+        )
+    return found
+
+
+def _is_norm(module: nn.Module) -> bool:
+    kind = type(module).__name__.lower()
+    return any(known in kind for known in _NORMS) and not any(True for _ in module.children())
 
 
 def _looks_like_mlp(name: str, module: nn.Module) -> bool:

@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
 from ascend_core.rng import RngState
 from ascend_core.saved import Packed, Saved, StorageRecord
+from ascend_recompute._digest import digest
+from ascend_recompute._tally import Tally
 
 
 class Modes(NamedTuple):
@@ -138,20 +141,23 @@ class Made:
         version: The version of the output at which the recipe is good.
         stride: The strides of the output as the call returned it; it covers its storage.
         nbytes: Size of the output in bytes.
+        tally: Counts what is dropped under the label.
         label: The module that made the call, for reports.
+        digest: Of the output, when rebuilt values are compared with it.
         modes, rng: What else the result depends on.
         cast: While autocast is on, what a cast of the output needs to know.
     """
 
     __slots__ = (
-        "cast", "function", "label", "modes", "names", "nbytes", "own", "reach", "rng", "stride",
-        "values", "version",
+        "cast", "digest", "function", "label", "modes", "names", "nbytes", "own", "reach", "rng",
+        "stride", "tally", "values", "version",
     )  # fmt: skip
 
     label: str
     modes: Modes
     nbytes: int
     stride: tuple[int, ...]
+    tally: Tally
     version: int
 
     def __init__(
@@ -169,20 +175,38 @@ class Made:
         self.reach = reach
         self.rng: RngState | None = None
         self.cast: Castable | None = None
+        self.digest: Tensor | None = None
 
-    def returned(self, output: Tensor, label: str, modes: Modes) -> None:
-        """Note what the call returned, and under what modes."""
+    def returned(self, output: Tensor, modes: Modes, tally: Tally, label: str) -> None:
+        """Note what the call returned, under what modes, and where it is counted."""
         self.version = output._version
         self.stride = output.stride()
         self.nbytes = output.nbytes
-        self.label = label
         self.modes = modes
+        self.tally = tally
+        self.label = label
 
     def conditions(self) -> AbstractContextManager[Any]:
         """A context in which the call gives what it gave: its modes, its random numbers."""
         if self.modes.differ(self.modes.device_type):
             return self.modes.replaying(self.rng)
         return _AS_IT_IS if self.rng is None else self.rng.replaying()
+
+    def compare(self, output: Tensor) -> None:
+        """Raise when a rebuilt value is not what the call returned.
+
+        Raises:
+            ReplayError: Naming the module and the operator.
+        """
+        assert self.digest is not None
+        if torch.equal(digest(output), self.digest):
+            return
+        operator = getattr(self.function, "__name__", str(self.function))
+        raise ReplayError(
+            f"{operator} in {self.label or 'the model'} gave another value when it ran again.",
+            why="it is not deterministic, or reads something besides its arguments.",
+            instead="leave it out of the policy, or keep the module out of modules=.",
+        )
 
     def operands(self) -> Iterator[Operand]:
         """The tensor arguments."""
@@ -337,6 +361,8 @@ class Recipe:
             output: Tensor = made.function(*values[:split], **keywords)
         if output.stride() != made.stride or output.untyped_storage().nbytes() != made.nbytes:
             output = _with_strides(output, made.stride)
+        if made.digest is not None:
+            made.compare(output)
         if self._uses > 1:
             run.memo[self] = output
         return output

@@ -13,6 +13,7 @@ from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRec
 from ascend_core.storage import hollow
 from ascend_recompute import _nodes
 from ascend_recompute._calls import Operator, random_state_before, use_saved_mask, write_down
+from ascend_recompute._digest import digest
 from ascend_recompute._recipe import UNKNOWABLE, Castable, Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute._tally import Tally
 from ascend_recompute.policy import Policy
@@ -25,13 +26,15 @@ class RebuildKeeper:
         moves: False: what it claims is rebuilt where it was.
         policy: Which operators may be run again.
         operators: All of them.
+        verify: Whether rebuilt values are compared with those of the forward.
         tally: Counts what was dropped.
     """
 
     moves = False
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, verify: bool = False) -> None:
         self.policy = policy
+        self.verify = verify
         self.operators = policy.operators | policy.random
         self.tally = Tally()
 
@@ -44,17 +47,19 @@ class RebuildKeeper:
         counts = torch._C._current_graph_task_id() == -1 and not frame.over_foreign
         if counts:
             self.tally.begin()
-        return Recorder(frame, self.policy, self.tally if counts else Tally())
+        tally = self.tally if counts else Tally()
+        return Recorder(frame, self.policy, tally, verify=self.verify)
 
 
 class Recorder:
     """The calls recorded in one frame. Used by one thread while the frame is open."""
 
-    def __init__(self, frame: Frame, policy: Policy, tally: Tally) -> None:
+    def __init__(self, frame: Frame, policy: Policy, tally: Tally, *, verify: bool) -> None:
         self._frame = frame
         self._policy = policy
         self._random = policy.random
         self._tally = tally
+        self._verify = verify
         self._self = weakref.ref(self)
         self._modes = Modes.now("cpu")
 
@@ -92,7 +97,9 @@ class Recorder:
         made.rng = rng
         if is_random and rng is None and not use_saved_mask(frame, made, output):
             return output
-        made.returned(output, label, self._modes_now(output))
+        made.returned(output, self._modes_now(output), self._tally, label)
+        if self._verify:
+            made.digest = digest(output)
         self._note(made, output)
         return output
 
@@ -145,6 +152,8 @@ class Recorder:
         made = record.made
         if not isinstance(made, Made) or made.version != tensor._version:
             return None
+        if made.tally is not self._tally:  # another keeper recorded it, and claims it
+            return None
         if not _nodes.leads_to(tensor, made):
             return None
         recipe = self._recipe(made, record, None)
@@ -186,7 +195,7 @@ class Recorder:
         for saved in kept:
             saved.hand_over(Rebuild(recipe))
         if not dropped_before:
-            self._tally.add(made.label, made.nbytes)
+            made.tally.add(made.label, made.nbytes)
         return recipe
 
     def _made_by_autocast(self, tensor: Tensor) -> Made | None:
@@ -208,7 +217,7 @@ class Recorder:
         if not _nodes.kept_strides(tensor, seen.layout, flattened=cast.flattened):
             return None
         made = Made(Tensor.to, (seen, tensor.dtype), (), range(0), cast.of.reach)
-        made.returned(tensor, cast.of.label, cast.of.modes)
+        made.returned(tensor, cast.of.modes, cast.of.tally, cast.of.label)
         made.stride = seen.layout.stride
         _nodes.note(cast.node, made)
         return made

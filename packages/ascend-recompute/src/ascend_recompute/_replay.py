@@ -8,8 +8,13 @@ the first slot (or an output has to be restored) the function runs once more und
 collect what is saved, in the same order, and the slots are filled. The graph of that second run is
 thrown away; no backward runs inside a backward (unless the function takes a gradient itself).
 
+[Note: one after the other]
+A call whose argument is the output of an earlier replay need not hold it: running that one again
+gives it (`before`). So a group of layers holds the first one's input only, and runs again as one.
+
 Who holds what: the graph's saved variables hold the slots, a slot holds its value and its `Replay`,
-a replay holds the arguments (detached, so no graph) and knows its slots weakly. When the graph
+a replay holds the arguments (detached, so no graph), or the replay that makes them, and knows
+its slots weakly. When the graph
 goes, everything goes; nothing here is a cycle.
 
 [Note: what must not change between the two runs]
@@ -24,7 +29,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +41,15 @@ from torch.utils import _pytree as pytree
 from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
 from ascend_core.modes import ForwardState
-from ascend_core.saved import Frame, PackedParameter, written_to
+from ascend_core.saved import Frame, PackedParameter, StorageTable, is_weight, written_to
 from ascend_core.storage import bring_back, hollow, version_of
+from ascend_recompute._digest import digest
 
-__all__ = ["Replay", "runs_again_anyway"]
+__all__ = ["Replay", "is_worthwhile", "runs_again_anyway", "state_of"]
+
+# Devices without a state of their own to capture.
+_BARE = ("cpu", "meta")
+ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 Hooks = tuple[Callable[[Tensor], object], Callable[[Any], Tensor]]
 
@@ -53,10 +64,11 @@ class Slot:
         probe: Shares the version counter of the tensor and holds no bytes; None where a tensor
             cannot be hollowed (sparse, a subclass).
         version: The version at which the tensor was saved.
+        digest: Of the tensor, when what the second run saves is compared with it.
         value: The tensor, between the second run and the moment when backward takes it.
     """
 
-    __slots__ = ("__weakref__", "dtype", "probe", "replay", "size", "value", "version")
+    __slots__ = ("__weakref__", "digest", "dtype", "probe", "replay", "size", "value", "version")
 
     def __init__(self, replay: Replay, tensor: Tensor) -> None:
         self.replay = replay
@@ -64,6 +76,7 @@ class Slot:
         self.dtype = tensor.dtype
         self.probe = hollow(tensor) if Layout.fits(tensor) else None
         self.version = version_of(tensor)
+        self.digest = digest(tensor) if replay.verify and Layout.fits(tensor) else None
         self.value: Tensor | None = None
 
     def check(self) -> None:
@@ -72,10 +85,26 @@ class Slot:
             raise written_to(self.probe, self.size, self.version)
 
 
+class _Output(NamedTuple):
+    """Which output of an earlier replay an argument is.
+
+    Attributes:
+        place: Its place among the outputs, flattened.
+        requires_grad: Whether the function saw it so.
+    """
+
+    place: int
+    requires_grad: bool
+
+
 class Replay:
     """One call of a function: run forward now, and again when backward needs it.
 
     Attributes:
+        label: The name of what is called, for errors.
+        verify: Whether what the second run saves is compared with what the first one did.
+        dropped_bytes: How many bytes of storages the graph saved, that now nobody holds; the
+            arguments are held, and the parameters.
         inputs: The tensors among the arguments, without their graph.
         since: Autograd's sequence number when the call began: nodes from there on are its own.
         lock: Held while the function runs again; two threads of the engine may ask at once.
@@ -87,14 +116,28 @@ class Replay:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         state: ForwardState,
+        *,
+        before: Replay | None = None,
+        label: str | None = None,
+        verify: bool = False,
     ) -> None:
         self._function = function
+        self.label = _name(function) if label is None else label
+        self.verify = verify
         leaves, self._structure = pytree.tree_flatten((args, kwargs))
-        self._arguments = [_without_graph(value) for value in leaves]
+        self._arguments = [_argument(value, before) for value in leaves]
         self.inputs = [value for value in self._arguments if isinstance(value, Tensor)]
         # What the function reads, with the version at which it did.
-        self._reads = [(value, version_of(value)) for value in self.inputs]
+        self._reads = [
+            (value if isinstance(kept, Tensor) else hollow(value), version_of(value))
+            for value, kept in zip(leaves, self._arguments, strict=True)
+            if isinstance(value, Tensor)
+        ]
+        self._before = before if any(isinstance(v, _Output) for v in self._arguments) else None
+        self._outputs: list[tuple[Any, Layout, int] | None] = []
         self._state = state
+        self.dropped_bytes = 0
+        self._seen = StorageTable()
         self._slots: list[weakref.ref[Slot]] = []
         self.since: int = torch._C._autograd._get_sequence_nr()
         self.lock = threading.RLock()
@@ -108,14 +151,29 @@ class Replay:
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function on the caller's own arguments."""
         self._in_forward = True
+        for value in filter(Layout.fits, self.inputs):
+            self._seen.track(value).made = self
         try:
             with saved_tensors_hooks(self._leave_slot, _value_of):
                 outputs = self._function(*args, **kwargs)
         finally:
             self._in_forward = False
-        leaves = _leaves(pytree.tree_leaves(outputs), self.since)
+            self._seen.clear()
+        flat = pytree.tree_leaves(outputs)
+        leaves = _leaves(flat, self.since)
         self._reads += [(leaf, version_of(leaf)) for leaf in leaves]
+        self._outputs = [_identity(value) for value in flat]
         return outputs
+
+    def output(self, tensor: Tensor) -> int | None:
+        """Which of the function's outputs a tensor is, as it was returned."""
+        if not Layout.fits(tensor):
+            return None
+        wanted = tensor.untyped_storage(), read(tensor), version_of(tensor)
+        for index, identity in enumerate(self._outputs):
+            if identity is not None and (identity[0](), *identity[1:]) == wanted:
+                return index
+        return None
 
     def again(self) -> list[Any]:
         """Run the function again and fill the slots.
@@ -133,7 +191,7 @@ class Replay:
                     raise written_to(value, value.size(), version)
             for value in self.inputs:
                 bring_back(value)
-            args, kwargs = pytree.tree_unflatten(self._arguments, self._structure)
+            args, kwargs = pytree.tree_unflatten(self._again_arguments(), self._structure)
             collected = _Collected()
             with (
                 self._state.replaying(),
@@ -146,6 +204,18 @@ class Replay:
                 value.detach() if isinstance(value, Tensor) else value
                 for value in pytree.tree_leaves(outputs)
             ]
+
+    def _again_arguments(self) -> list[Any]:
+        """The arguments; those that an earlier replay makes are made again."""
+        if self._before is None:
+            return self._arguments
+        made = self._before.again()
+        return [
+            made[value.place].requires_grad_(value.requires_grad)
+            if isinstance(value, _Output)
+            else value
+            for value in self._arguments
+        ]
 
     def share(self, replayed: Tensor, restored: Tensor) -> None:
         """Let slots that look at the storage of `replayed` look at that of `restored` instead."""
@@ -171,10 +241,18 @@ class Replay:
             return PackedParameter(tensor)
         slot = Slot(self, tensor)
         self._slots.append(weakref.ref(slot))
+        if Layout.fits(tensor) and not is_weight(tensor):
+            self._count(tensor)
         node = tensor.grad_fn
         if slot.probe is not None and node is not None and node._sequence_nr() < self.since:
             self._reads.append((slot.probe, slot.version))
         return slot
+
+    def _count(self, tensor: Tensor) -> None:
+        record = self._seen.track(tensor)
+        if record.made is None:
+            record.made = self
+            self.dropped_bytes += tensor.untyped_storage().nbytes()
 
     def _fill(self, collected: list[Tensor]) -> None:
         if self._in_forward:  # the function takes a gradient itself, before it has saved all
@@ -190,11 +268,13 @@ class Replay:
                     f"a tensor of {list(slot.size)} {slot.dtype}",
                     f"one of {list(value.size())} {value.dtype}",
                 )
+            if slot.digest is not None and not torch.equal(digest(value), slot.digest):
+                raise self._differs(f"a tensor of {list(slot.size)}", "one with other values")
             slot.value = value
 
     def _differs(self, before: str, now: str) -> ReplayError:
         return ReplayError(
-            f"{_name(self._function)} saved {before} in forward and {now} when it ran again.",
+            f"{self.label} saved {before} in forward and {now} when it ran again.",
             why="it depends on something that changed between forward and backward.",
             instead="make it depend on its arguments, random state and autocast mode alone, or "
             "pass a context_fn that restores the rest.",
@@ -210,6 +290,26 @@ class _Collected(list[Tensor]):
         if not isinstance(tensor, Parameter):
             self.append(saved)
         return saved
+
+
+def state_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any], context_fn: ContextFactory | None
+) -> ForwardState:
+    """What a call of these arguments is about to run under."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in _BARE}
+    return ForwardState.capture(devices=devices, context_fn=context_fn)
+
+
+def is_worthwhile() -> bool:
+    """Whether leaving out what is saved is possible here, and saves anything."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        and not runs_again_anyway()
+    )
 
 
 def runs_again_anyway() -> bool:
@@ -254,11 +354,21 @@ def _leaves(outputs: list[Any], since: int) -> list[Tensor]:
     return found
 
 
-def _without_graph(value: Any) -> Any:
+def _argument(value: Any, before: Replay | None) -> Any:
     """The argument as the function may see it again: same storage, no graph behind it."""
     if type(value) is not Tensor:
         return value
+    index = None if before is None else before.output(value)
+    if index is not None:
+        return _Output(index, value.requires_grad)
     return value.detach().requires_grad_(value.requires_grad)
+
+
+def _identity(value: Any) -> tuple[Any, Layout, int] | None:
+    """What tells an output from others, without holding it."""
+    if not isinstance(value, Tensor) or not Layout.fits(value):
+        return None
+    return weakref.ref(value.untyped_storage()), read(value), version_of(value)
 
 
 def _value_of(packed: Slot | PackedParameter) -> Tensor:

@@ -3,81 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import torch
 from torch import nn
 
-from ascend_core.errors import ConfigError
-from ascend_core.saved import Region
-from ascend_core.scope import around_forward
 from ascend_recompute import _modules
+from ascend_recompute._options import check_model, check_policy, merged
 from ascend_recompute._recorder import RebuildKeeper
 from ascend_recompute._recording import Recording
+from ascend_recompute._selection import select
+from ascend_recompute._tally import Tally
+from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RecomputeActivationConfig
 from ascend_recompute.policy import DEFAULT, Policy
 
-__all__ = ["ActivationRecompute", "rebuild_region", "recompute_activation"]
-
-
-class ActivationRecompute:
-    """The handle of `recompute_activation`: activation recompute as it is on.
-
-    [Note: two reaches]
-    Calls are recorded only inside the chosen modules, but what they make is often saved by a
-    module outside (the consumer of an activation may be anybody's). So the hooks that see saved
-    tensors reach over the whole model's forward, and the mode that records calls over the chosen
-    modules alone; the first costs about a microsecond or two per saved tensor, the second a few
-    per call.
-    """
-
-    def __init__(self, model: nn.Module, modules: _modules.Named, policy: Policy) -> None:
-        self._modules = list(modules)
-        self._keeper = RebuildKeeper(policy)
-        self._hooks = [
-            around_forward(module, self._recording(name))
-            for name, module in modules.items()
-            if module is not model
-        ]
-        self._hooks.append(around_forward(model, self._whole(model, modules)))
-
-    def _recording(self, name: str) -> Callable[[], Recording]:
-        return lambda: Recording(self._keeper, name)
-
-    def _whole(self, model: nn.Module, modules: _modules.Named) -> Callable[[], Any]:
-        names = [name for name, module in modules.items() if module is model]
-        keeper = self._keeper
-
-        def open_context() -> Any:
-            # A new forward begins, no checkpoint's recomputation and no validation.
-            if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-                keeper.tally.begin()
-            return Recording(keeper, names[0]) if names else Region(keeper)
-
-        return open_context
-
-    def report(self) -> dict[str, Any]:
-        """What was dropped in the latest forward that ran with gradients on.
-
-        Returns:
-            `modules`: the qualified names of the modules; `saved_bytes_by_module`: for each the
-            bytes that were not held between its latest forward and its backward; `saved_bytes`:
-            their sum.
-        """
-        dropped = self._keeper.tally.by_label()
-        by_module = {name: dropped.get(name, 0) for name in self._modules}
-        return {
-            "modules": list(self._modules),
-            "saved_bytes_by_module": by_module,
-            "saved_bytes": sum(by_module.values()),
-        }
-
-    def remove(self) -> None:
-        """Take all hooks off the model. Graphs that were made before can still run backward."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+__all__ = ["rebuild_region", "recompute_activation"]
 
 
 def recompute_activation(
@@ -86,8 +26,10 @@ def recompute_activation(
     *,
     modules: Sequence[str | type[nn.Module]] | None = None,
     layers: Sequence[int] | None = None,
+    num_layers: int | None = None,
     policy: Policy | None = None,
-) -> ActivationRecompute:
+    verify: bool = False,
+) -> ValueRecompute:
     """Rebuild the activations of the model's MLPs in backward instead of keeping them.
 
     Inside the chosen modules every activation function, elementwise product or sum, cast and
@@ -102,7 +44,9 @@ def recompute_activation(
         config: The options; or give them by keyword.
         modules: As in `RecomputeActivationConfig`.
         layers: As in `RecomputeActivationConfig`.
+        num_layers: As in `RecomputeActivationConfig`.
         policy: As in `RecomputeActivationConfig`.
+        verify: As in `RecomputeActivationConfig`.
 
     Returns:
         A handle: `report()` says how many bytes each module no longer holds, `remove()` undoes.
@@ -115,40 +59,24 @@ def recompute_activation(
         >>> model(batch).backward()
         >>> handle.report()["saved_bytes"]
     """
-    if config is None:
-        config = RecomputeActivationConfig(modules=modules, layers=layers, policy=policy)
-    elif (modules, layers, policy) != (None, None, None):
-        raise ConfigError(
-            "recompute_activation was given a config and single options as well.",
-            instead="put everything into the config, or everything into keywords.",
-        )
-    _check(model, config)
-    found = _modules.select(model, config.modules, config.layers)
-    return ActivationRecompute(model, found, config.policy or DEFAULT)
-
-
-def _check(model: object, config: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"recompute_activation was given a {type(model).__name__} as its model.",
-            why="it works on modules.",
-            instead="pass the model itself, a torch.nn.Module.",
-        )
-    if not isinstance(config, RecomputeActivationConfig):
-        raise ConfigError(
-            f"recompute_activation was given a {type(config).__name__} as its config.",
-            instead="pass RecomputeActivationConfig(...), or its fields as keywords.",
-        )
-    if not isinstance(config.policy, (Policy, type(None))):
-        raise ConfigError(
-            f"policy is a {type(config.policy).__name__}.",
-            why="it says which operators may be run again.",
-            instead="start from ascend_recompute.policy.DEFAULT, and extend it.",
-        )
+    given = {
+        "modules": modules,
+        "layers": layers,
+        "num_layers": num_layers,
+        "policy": policy,
+        "verify": verify,
+    }
+    config = merged(recompute_activation, RecomputeActivationConfig, config, given)
+    check_model(recompute_activation, model)
+    check_policy(config.policy)
+    wanted = config.modules
+    found = _modules.find_mlps(model) if wanted is None else _modules.named(model, wanted)
+    chosen = select(model, found, config)
+    return ValueRecompute(model, chosen, config.policy or DEFAULT, verify=config.verify)
 
 
 @contextlib.contextmanager
-def rebuild_region(policy: Policy | None = None, *, label: str = "region") -> Iterator[Any]:
+def rebuild_region(policy: Policy | None = None, *, label: str = "region") -> Iterator[Tally]:
     """Rebuild in backward what cheap operators make inside the block; for code without modules.
 
     Args:

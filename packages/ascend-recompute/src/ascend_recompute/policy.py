@@ -84,14 +84,27 @@ class Policy:
     min_bytes: int = 4096
 
     def extended(self, *operators: Operator, random: Iterable[Operator] = ()) -> Policy:
-        """The same policy with more operators."""
+        """The same policy with more operators.
+
+        Args:
+            *operators: Functions of PyTorch, `torch.ops.library.name`, or what
+                `torch.library.custom_op` returns.
+            random: Those that draw random numbers.
+        """
         return dataclasses.replace(
-            self, operators=self.operators | set(operators), random=self.random | set(random)
+            self,
+            operators=self.operators | set(map(_as_called, operators)),
+            random=self.random | set(map(_as_called, random)),
         )
 
     def covers(self, function: Operator) -> bool:
         """Whether results of `function` may be rebuilt."""
         return function in self.operators or function in self.random
+
+
+def _as_called(operator: Operator) -> Operator:
+    """The function that a call of `operator` shows as, which is not itself for a `custom_op`."""
+    return getattr(operator, "_opoverload", operator)
 
 
 DEFAULT = Policy(operators=ACTIVATIONS | ARITHMETIC | CASTS, random=DROPOUT)

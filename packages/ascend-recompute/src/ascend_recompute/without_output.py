@@ -11,7 +11,6 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,16 +19,10 @@ from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ConfigError, ReplayError, StorageError
 from ascend_core.layout import Layout, read
-from ascend_core.modes import ForwardState
 from ascend_core.storage import Released, hollow, release, version_of, why_not_releasable
-from ascend_recompute._replay import Replay, runs_again_anyway
+from ascend_recompute._replay import ContextFactory, Replay, is_worthwhile, state_of
 
 __all__ = ["CheckpointChain", "CheckpointWithoutOutput"]
-
-ContextFactory = Callable[[], AbstractContextManager[Any]]
-
-# Devices without a state of their own to capture.
-_BARE = ("cpu", "meta")
 
 
 class CheckpointWithoutOutput:
@@ -126,11 +119,9 @@ class CheckpointWithoutOutput:
                 why="one object serves one call.",
                 instead="make a new CheckpointWithoutOutput() in each forward.",
             )
-        if not _is_worthwhile():
+        if not is_worthwhile():
             return function(*args, **kwargs)
-        devices = {t.device for t in _tensors((args, kwargs)) if t.device.type not in _BARE}
-        state = ForwardState.capture(devices=devices, context_fn=self._context_fn)
-        replay = Replay(function, args, kwargs, state)
+        replay = Replay(function, args, kwargs, state_of(args, kwargs, self._context_fn))
         outputs = replay.forward(args, kwargs)
         self._outputs = _releasable(outputs, replay)
         # The graph holds the replay by its slots; where it saved nothing, this object does.
@@ -324,21 +315,6 @@ def _is_made_since(since: int, tensor: Tensor) -> bool:
     base = tensor._base if tensor._is_view() else tensor
     node = None if base is None else base.grad_fn
     return node is not None and node._sequence_nr() >= since
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _is_worthwhile() -> bool:
-    """Whether leaving out what is saved is possible here, and saves anything."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch.is_grad_enabled()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-        and not runs_again_anyway()
-    )
 
 
 def _none() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from ascend_core.saved._frame import Frame
 from ascend_core.saved._packed import Packed, PackedParameter, Passed, Saved, written_to
+from ascend_core.saved._parameters import is_weight
 from ascend_core.saved._records import StorageRecord, StorageTable
 from ascend_core.saved._region import Region, region
 from ascend_core.saved.keeper import Claim, Keeper, Session
@@ -35,6 +36,7 @@ __all__ = [
     "Session",
     "StorageRecord",
     "StorageTable",
+    "is_weight",
     "region",
     "written_to",
 ]
