@@ -1,9 +1,12 @@
-"""Activation recompute against `torch.utils.checkpoint`, on the MLPs of transformers.
+"""Recompute against `torch.utils.checkpoint`, on the parts of transformers.
 
-The rivals checkpoint the activation alone (which saves nothing of its output), the activation with
-the second linear layer (the non-reentrant form stops early, before that layer, and so holds as
-little as ours; but the model must be rewritten for it), and the whole MLP. Ours is
+Activations: the rivals checkpoint the activation alone (which saves nothing of its output), the
+activation with the second linear layer (the non-reentrant form stops early, before that layer, and
+so holds as little as ours; but the model must be rewritten for it), and the whole MLP. Ours is
 `recompute_activation(model)` on the untouched model.
+
+Norms: the rivals checkpoint the norm with the linear layer that reads it. Layers: they checkpoint
+each layer.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ascend_core.device import current_backend
 from ascend_core.testing import held_bytes
-from ascend_recompute import recompute_activation
+from ascend_recompute import recompute_activation, recompute_layers, recompute_norm
 from benchmarks.case import Case, Variant
 
 Forward = Callable[[Tensor], Tensor]
@@ -77,6 +80,32 @@ class ReluMLP(GeluMLP):
         return F.relu(h)
 
 
+class NormAndLinear(nn.Module):
+    """A norm with the projection that reads it, as before attention."""
+
+    def __init__(self, hidden: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.norm, self.linear = norm(hidden), nn.Linear(hidden, 3 * hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise and project."""
+        out: Tensor = self.linear(self.norm(x))
+        return out
+
+
+class Layer(nn.Module):
+    """Half of a transformer's layer: norm and MLP, with the residual."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(hidden), GeluMLP(hidden, 4 * hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One layer."""
+        out: Tensor = x + self.mlp(self.norm(x))
+        return out
+
+
 class Activation(nn.Module):
     """An activation whose consumer lives in another module."""
 
@@ -94,6 +123,7 @@ def cases(*, quick: bool) -> list[Case]:
     """
     hidden, inner, tokens = (64, 256, 32) if quick else (512, 2048, 1024)
     shape = f"{hidden}/{inner}, {tokens} tokens"
+    width = f"{2 * hidden}, {tokens} tokens"
     wide = f"{2 * hidden}/{2 * inner}, {tokens} tokens"
     return [
         Case(
@@ -111,6 +141,9 @@ def cases(*, quick: bool) -> list[Case]:
             f"consumer in another module {shape}",
             lambda: _on_and_off(_apart(hidden, inner), tokens, modules=(Activation,)),
         ),
+        Case(f"LayerNorm and linear {width}", lambda: _norm(nn.LayerNorm, 2 * hidden, tokens)),
+        Case(f"RMSNorm and linear {width}", lambda: _norm(nn.RMSNorm, 2 * hidden, tokens)),
+        Case(f"4 layers {shape}", lambda: _layers(hidden, tokens)),
         Case("recording 32 sums of 4096 elements", _recording, rounds=25 if quick else 100),
     ]
 
@@ -147,6 +180,49 @@ def _against_checkpoint(mlp: GeluMLP | GatedMLP, tokens: int) -> dict[str, Varia
         for form, reentrant in (("non-reentrant", False), ("reentrant", True)):
             variants[f"checkpoint({what}), {form}"] = _variant(wrap(reentrant), x)
     return variants
+
+
+def _norm(norm: Callable[[int], nn.Module], hidden: int, tokens: int) -> dict[str, Variant]:
+    # Its input is made by an operator, as the hidden state is.
+    model = NormAndLinear(hidden, norm).to(current_backend().device())
+    ours = copy.deepcopy(model)
+    recompute_norm(ours)
+    x = _input(tokens, hidden)
+
+    def around(reentrant: bool) -> Forward:
+        return lambda x: checkpoint(model, x * 1.0, use_reentrant=reentrant)
+
+    return {
+        "plain": _variant(lambda x: model(x * 1.0), x),
+        "recompute_norm": _variant(lambda x: ours(x * 1.0), x),
+        "checkpoint(norm + linear), non-reentrant": _variant(around(reentrant=False), x),
+        "checkpoint(norm + linear), reentrant": _variant(around(reentrant=True), x),
+    }
+
+
+def _layers(hidden: int, tokens: int) -> dict[str, Variant]:
+    device = current_backend().device()
+    model = nn.Sequential(*(Layer(hidden) for _ in range(4))).to(device)
+    block, uniform = copy.deepcopy(model), copy.deepcopy(model)
+    recompute_layers(block)
+    recompute_layers(uniform, method="uniform", num_layers=2)
+    x = _input(tokens, hidden)
+
+    def around(reentrant: bool) -> Forward:
+        def forward(x: Tensor) -> Tensor:
+            for layer in model:
+                x = checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+        return forward
+
+    return {
+        "plain": _variant(model, x),
+        "recompute_layers, block": _variant(block, x),
+        "recompute_layers, uniform of 2": _variant(uniform, x),
+        "checkpoint(layer), non-reentrant": _variant(around(reentrant=False), x),
+        "checkpoint(layer), reentrant": _variant(around(reentrant=True), x),
+    }
 
 
 def _on_and_off(
