@@ -87,6 +87,28 @@ class MoEMlpList(nn.ModuleList):
 # Finding -----------------------------------------------------------------------------------------
 
 
+class Conv1D(nn.Module):
+    """A linear layer as GPT-2 has it: no subclass of torch's, and its weight lies the other way."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(width_out))
+
+
+class TransposedMLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = Conv1D(4, 16), Conv1D(16, 4)
+
+
+def test_an_mlp_may_be_made_of_linear_layers_of_its_library() -> None:
+    assert found(nn.ModuleDict({"h": nn.ModuleList([TransposedMLP()])})) == ["h.0"]
+    assert found(nn.ModuleDict({"mlp": nn.ModuleDict({"up": Conv1D(4, 8)})})) == ["mlp"]
+    embeddings = nn.ModuleDict({"mlp": nn.ModuleDict({"table": nn.Embedding(4, 8)})})
+    assert "looks like an MLP" in refusal(embeddings)[0]
+
+
 @pytest.mark.parametrize(
     "name", ["mlp", "ffn", "feed_forward", "feedforward", "MLP", "dense_mlp", "mlp_block"]
 )

@@ -90,12 +90,20 @@ def _is_norm(module: nn.Module) -> bool:
 def _looks_like_mlp(name: str, module: nn.Module) -> bool:
     if not any(True for _ in module.parameters()) or isinstance(module, nn.ModuleList):
         return False
-    linears = sum(isinstance(child, nn.Linear) for child in module.children())
+    linears = sum(_is_linear(child) for child in module.children())
     names = (type(module).__name__.lower(), name.rpartition(".")[2].lower())
     if any(known in candidate for known in _MLP_NAMES for candidate in names):
         return linears > 0 or isinstance(module, nn.Sequential)
     has_activation = any(isinstance(child, _ACTIVATIONS) for child in module.children())
     return (linears >= 2 and has_activation) or isinstance(module, nn.TransformerEncoderLayer)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer; that of a library of its own may not derive from torch's."""
+    if isinstance(module, nn.Linear):
+        return True
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
 def _nothing_matches(model: nn.Module, wanted: str | type[nn.Module]) -> ConfigError:
