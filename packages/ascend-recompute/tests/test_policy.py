@@ -18,6 +18,7 @@ from torch.overrides import resolve_name
 from ascend_core.testing import bitwise_equal
 from ascend_recompute import policy
 from ascend_recompute.activation import rebuild_region
+from ascend_recompute.fused import FusedActivation, run_fused
 from ascend_recompute.policy import Policy
 
 SHAPE = (6, 37)  # odd: vectorised kernels have a remainder
@@ -65,6 +66,7 @@ OTHERS: dict[Any, Call] = {
     Tensor.__rtruediv__: lambda a, b: Tensor.__rtruediv__(a, 2.0),
     Tensor.__pow__: lambda a, b: Tensor.__pow__(a, 1.5),
     Tensor.__rpow__: lambda a, b: Tensor.__rpow__(a, 1.5),
+    run_fused: lambda a, b: run_fused(FusedActivation(F.silu), a),
 }
 KEYWORDS: dict[str, Call] = {
     "add": lambda a, b: torch.add(input=a, other=b, alpha=0.5),

@@ -14,6 +14,7 @@ _EXPORTS = {
     "__version__": "ascend_recompute._version",
     "CheckpointChain": "ascend_recompute.without_output",
     "CheckpointWithoutOutput": "ascend_recompute.without_output",
+    "FusedActivation": "ascend_recompute.fused",
     "Policy": "ascend_recompute.policy",
     "RecomputeActivationConfig": "ascend_recompute.config",
     "RecomputeLayersConfig": "ascend_recompute.config",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ascend_recompute.config import RecomputeActivationConfig as RecomputeActivationConfig
     from ascend_recompute.config import RecomputeLayersConfig as RecomputeLayersConfig
     from ascend_recompute.config import RecomputeNormConfig as RecomputeNormConfig
+    from ascend_recompute.fused import FusedActivation as FusedActivation
     from ascend_recompute.layers import recompute_layers as recompute_layers
     from ascend_recompute.norm import recompute_norm as recompute_norm
     from ascend_recompute.policy import Policy as Policy

@@ -13,13 +13,14 @@ from ascend_core.rng import RngState
 from ascend_core.saved import Frame, PackedParameter
 from ascend_recompute._nodes import has_edge, leads_to, name
 from ascend_recompute._recipe import Made, Operand
+from ascend_recompute.fused import FusedActivation
 from ascend_recompute.policy import CASTS, DROPOUT
 
 Operator = Callable[..., Any]
 
 _CONSTANTS = (
     bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device,
-    torch.layout, torch.memory_format,
+    torch.layout, torch.memory_format, FusedActivation,
 )  # fmt: skip
 _NO_CONSTANT = object()
 # Reaches of long chains are cut: what is forgotten is not rebuilt, and stays as in the plain run.

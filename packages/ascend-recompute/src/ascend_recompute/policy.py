@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ascend_recompute.fused import run_fused
+
 __all__ = ["ACTIVATIONS", "ARITHMETIC", "CASTS", "DEFAULT", "DROPOUT", "NORMS", "Policy"]
 
 Operator = Callable[..., Any]
@@ -31,9 +33,9 @@ ACTIVATIONS: frozenset[Operator] = frozenset({
     F.logsigmoid, F.glu, F.prelu,
     torch.relu, torch.selu, torch.celu, torch.prelu, torch.sigmoid, torch.tanh,
     torch.nn.functional.threshold,
-    Tensor.relu, Tensor.sigmoid, Tensor.tanh,
+    Tensor.relu, Tensor.sigmoid, Tensor.tanh, run_fused,
 })  # fmt: skip
-"""Activation functions, gated linear units among them."""
+"""Activation functions, gated linear units and those in a `FusedActivation` among them."""
 
 ARITHMETIC: frozenset[Operator] = frozenset({
     torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.square, torch.pow, torch.exp,
