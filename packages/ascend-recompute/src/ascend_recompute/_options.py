@@ -56,5 +56,5 @@ def check_policy(policy: object) -> None:
         raise ConfigError(
             f"policy is a {type(policy).__name__}.",
             why="it says which operators may be run again.",
-            instead="start from ascend_recompute.policy.DEFAULT, and extend it.",
+            instead="build a Policy from the groups in ascend_recompute.policy.",
         )

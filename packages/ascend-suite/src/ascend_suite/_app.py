@@ -93,6 +93,7 @@ def _names(text: str) -> list[str]:
         raise ConfigError(
             f"--features {text!r} names a feature that has no name.",
             why="it is a list of names with commas between them.",
-            instead="write --features recompute-activation, or leave it out for all features.",
+            instead="write --features recompute-activation,recompute-norm, or leave it out for "
+            "all features.",
         )
     return list(dict.fromkeys(names))
