@@ -19,10 +19,12 @@ _EXPORTS = {
     "RecomputeActivationConfig": "ascend_recompute.config",
     "RecomputeLayersConfig": "ascend_recompute.config",
     "RecomputeNormConfig": "ascend_recompute.config",
+    "RecomputePlan": "ascend_recompute.plan",
     "rebuild_region": "ascend_recompute.activation",
     "recompute_activation": "ascend_recompute.activation",
     "recompute_layers": "ascend_recompute.layers",
     "recompute_norm": "ascend_recompute.norm",
+    "recompute_to_fit": "ascend_recompute.fit",
 }
 
 __all__ = list(_EXPORTS)
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
     from ascend_recompute.config import RecomputeActivationConfig as RecomputeActivationConfig
     from ascend_recompute.config import RecomputeLayersConfig as RecomputeLayersConfig
     from ascend_recompute.config import RecomputeNormConfig as RecomputeNormConfig
+    from ascend_recompute.fit import recompute_to_fit as recompute_to_fit
     from ascend_recompute.fused import FusedActivation as FusedActivation
     from ascend_recompute.layers import recompute_layers as recompute_layers
     from ascend_recompute.norm import recompute_norm as recompute_norm
+    from ascend_recompute.plan import RecomputePlan as RecomputePlan
     from ascend_recompute.policy import Policy as Policy
     from ascend_recompute.without_output import CheckpointChain as CheckpointChain
     from ascend_recompute.without_output import CheckpointWithoutOutput as CheckpointWithoutOutput
