@@ -3,8 +3,9 @@
 nox makes one environment per session, each with a torch of its own. So there are three here:
 
     .nox/torch-2.13   the pinned third-party packages: torch, the tools, what our packages declare
-    .nox/shared       sees those, and holds the packages of this repository, editable
-    .nox/npu          the same with torch_npu, beside which a plain `import torch` needs a device
+    .nox/shared       sees those, and holds the packages of this repository, editable, and
+                      megatron-core, on which the integration tests run
+    .nox/npu          as shared, but with torch_npu, beside which `import torch` needs a device
 
 Usage: python tools/environment.py [TORCH | npu]
 
@@ -64,7 +65,7 @@ def shared() -> Path:
     Returns:
         The folder of the environment.
     """
-    return _with_packages(ROOT / ".nox/shared")
+    return _with_packages(ROOT / ".nox/shared", ROOT / "constraints/megatron.txt")
 
 
 def npu() -> Path:
@@ -86,7 +87,7 @@ def _with_packages(home: Path, *more: Path) -> Path:
         _virtualenv(home, "--no-seed")
         (_site(home) / "third-party.pth").write_text(f"{_site(below)}\n")
         for pins in more:
-            # Without dependencies: torch_npu's own would have pip choose a torch.
+            # Without dependencies: theirs would have pip choose a torch.
             _pip_install(f"install {pins.stem}", home, "--no-deps", f"--requirement={pins}")
         options = ["--no-deps", "--no-build-isolation"]
         editable = [f"--editable={path.parent}" for path in packages]

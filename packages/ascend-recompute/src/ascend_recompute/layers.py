@@ -17,6 +17,7 @@ from ascend_core.scope import around_call, owners
 from ascend_recompute._options import check_model, merged
 from ascend_recompute._replay import Replay, is_worthwhile, state_of
 from ascend_recompute._stack import Named, Stack, find_stack, first_layers, named_stack
+from ascend_recompute._surroundings import context_maker
 from ascend_recompute._tally import Tally
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RecomputeLayersConfig
@@ -40,6 +41,8 @@ class LayersRecompute:
         self._layers = list(layers)
         self._group = group
         self._config = config
+        inner = (module for layer in layers.values() for module in layer.modules())
+        self._context = context_maker(inner, config.context_fn)
         self._tally = Tally()
         self._latest = _Latest()
         self._hooks = [
@@ -58,7 +61,7 @@ class LayersRecompute:
             call,
             args,
             kwargs,
-            state_of(args, kwargs, self._config.context_fn),
+            state_of(args, kwargs, self._context()),
             before=latest.replay() if follows else None,
             label=name or "the model",
             verify=self._config.verify,
