@@ -11,7 +11,15 @@ import pytest
 from ascend_core import errors
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"ascend-recompute": ["activation-recompute", "norm-recompute", "layer-recompute"]}
+PAGES = {
+    "ascend-recompute": [
+        "activation-recompute",
+        "norm-recompute",
+        "layer-recompute",
+        "recompute-to-fit",
+        "megatron",
+    ]
+}
 
 
 def messages(package: str) -> Iterator[str]:
