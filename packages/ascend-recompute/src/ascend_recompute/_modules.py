@@ -18,7 +18,7 @@ _ACTIVATIONS = (
 
 # Classes of normalisation by the names that libraries give them; BatchNorm and its like count what
 # they see, so they may not run twice.
-_NORMS = ("layernorm", "rmsnorm", "groupnorm")
+_NORMS = ("layernorm", "rmsnorm")
 
 
 def named(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
@@ -67,7 +67,7 @@ def find_mlps(model: nn.Module) -> Named:
 
 
 def find_norms(model: nn.Module) -> Named:
-    """The modules that normalise over the last dimensions (or groups of channels).
+    """The modules that normalise over the last dimensions.
 
     Raises:
         ConfigError: When there is none.
@@ -76,7 +76,7 @@ def find_norms(model: nn.Module) -> Named:
     if not found:
         raise ConfigError(
             f"no module of this {type(model).__name__} looks like a norm.",
-            why="no class of them is called LayerNorm, RMSNorm or GroupNorm, or like one.",
+            why="no class of them is called LayerNorm or RMSNorm, or like one.",
             instead=f"name them, as in modules=('{_example(model)}',), or pass their class.",
         )
     return found

@@ -87,7 +87,7 @@ class RecomputeNormConfig(RebuildConfig):
     Attributes:
         modules: The norms whose outputs are rebuilt: qualified names ("blocks.0.norm"), attribute
             names ("norm") or module types. By default every module whose class is called
-            LayerNorm, RMSNorm or GroupNorm, or like one ("LlamaRMSNorm").
+            LayerNorm or RMSNorm, or like one ("LlamaRMSNorm").
         layers: In which layers, by position from 0 in the order of the model; all norms of a layer
             count. By default in all, and those outside of any layer.
         num_layers: In how many layers, counted from the first that is not fully recomputed.
