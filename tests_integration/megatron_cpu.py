@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 VOCABULARY, SEQUENCE, BATCH, HIDDEN, HEADS, INNER, LAYERS = 64, 16, 2, 32, 4, 128, 4
+POSITIONS = torch.arange(SEQUENCE).expand(BATCH, -1)
+MASK = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
 
 Tokens = tuple[Tensor, Tensor]
 
@@ -83,9 +85,7 @@ def tokens(_: int = 0) -> Tokens:
 
 
 def loss_of(model: nn.Module, batch: Tokens) -> Tensor:
-    positions = torch.arange(SEQUENCE).expand(BATCH, -1)
-    mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
-    loss: Tensor = model(batch[0], positions, mask, labels=batch[1]).float().mean()
+    loss: Tensor = model(batch[0], POSITIONS, MASK, labels=batch[1]).float().mean()
     return loss
 
 

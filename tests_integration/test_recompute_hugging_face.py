@@ -150,6 +150,10 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return loss
 
 
+def held(model: nn.Module, batch: Tensor) -> int:
+    return held_bytes(lambda: model(batch))
+
+
 def small(chosen: policy.Policy) -> policy.Policy:
     return dataclasses.replace(chosen, min_bytes=0)
 
@@ -200,18 +204,18 @@ def test_five_steps(kind: str, verb: str, reentrant: bool | None) -> None:
 )
 def test_values_that_are_not_held(kind: str, verb: str, dropped: int) -> None:
     model, batch = Model(kind, dropout=0.0), tokens()
-    before = held_bytes(lambda: model(batch))
+    before = held(model, batch)
     handle = VERBS[verb](model)
-    assert before - held_bytes(lambda: model(batch)) == dropped
+    assert before - held(model, batch) == dropped
     assert handle.report()["saved_bytes"] == dropped
 
 
 @by_kind
 def test_layers_that_are_not_held(kind: str) -> None:
     model, batch = Model(kind, dropout=0.0), tokens()
-    before = held_bytes(lambda: model(batch))
+    before = held(model, batch)
     handle = recompute_layers(model)
-    after = held_bytes(lambda: model(batch))
+    after = held(model, batch)
     assert before - after == handle.report()["saved_bytes"] - LAYERS * STATE
 
 
@@ -223,15 +227,16 @@ def test_beside_gradient_checkpointing_it_holds_no_more(
 ) -> None:
     batch = tokens()
 
-    def held(*, checkpointing: bool, on: bool) -> int:
+    def measured(*, checkpointing: bool, on: bool) -> int:
         model = Model(kind, dropout=0.0)
         if checkpointing:
             model.gradient_checkpointing_enable(use_reentrant=reentrant, preserve_rng_state=False)
         if on:
             VERBS[verb](model)
-        return held_bytes(lambda: model(batch))
+        return held(model, batch)
 
-    user, ours = held(checkpointing=True, on=False), held(checkpointing=False, on=True)
+    user = measured(checkpointing=True, on=False)
+    ours = measured(checkpointing=False, on=True)
     # Whole layers are ours then, and a replay keeps the random state, which the user did without.
     states = LAYERS * STATE if verb in ("block", "uniform") else 0
-    assert held(checkpointing=True, on=True) <= min(user, ours) + states
+    assert measured(checkpointing=True, on=True) <= min(user, ours) + states
