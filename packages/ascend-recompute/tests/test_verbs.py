@@ -650,7 +650,7 @@ def test_a_layer_that_is_not_deterministic_is_named() -> None:
 def test_an_operator_that_is_not_deterministic_is_named() -> None:
     calls = itertools.count(1)
     changing = torch.library.custom_op(
-        "recompute_test::changing",
+        f"recompute_test::changing_on_{torch.get_default_device().type}",
         lambda x: x * next(calls),
         mutates_args=(),
         schema="(Tensor x) -> Tensor",

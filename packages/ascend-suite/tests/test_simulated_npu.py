@@ -28,7 +28,14 @@ def test_on_a_small_npu_plain_is_out_of_memory_and_a_feature_trains(tmp_path: Pa
     figures = tmp_path / "demo.json"
     simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
     device = ["run", "--schedule=eager", f"--hbm={HBM}"]
-    demo = ["demo", "--device=npu", "--steps=4", f"--out={tmp_path}", f"--json={figures}"]
+    demo = [
+        "demo",
+        "--device=npu",
+        "--features=recompute-activation",
+        "--steps=4",
+        f"--out={tmp_path}",
+        f"--json={figures}",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", simulator, *device, "-m", "ascend_suite", *demo],
         env={**os.environ, "COLUMNS": "80"},
