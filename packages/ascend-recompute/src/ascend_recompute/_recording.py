@@ -32,9 +32,14 @@ class Recording(TorchFunctionMode):
 
     def __enter__(self) -> Recording:
         frame = self._region.__enter__().frame
-        if frame is not None and not _results_are_changed():
-            self._recorder = frame.session(self._keeper)  # type: ignore[assignment]
-            super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            if frame is not None and not _results_are_changed():
+                recorder: Any = frame.session(self._keeper)
+                super().__enter__()  # type: ignore[no-untyped-call]
+                self._recorder = recorder
+        except BaseException as error:  # an interrupt: the region must not stay open
+            self._region.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
