@@ -16,10 +16,14 @@ Config = TypeVar("Config")
 Verb = Callable[..., Any]
 
 
-def merged(
-    verb: Verb, kind: type[Config], config: object | None, options: dict[str, Any]
-) -> Config:
+def merged(verb: Verb, kind: type[Config], config: object | None, **options: Any) -> Config:
     """The options of a verb, which were given as a config or as keywords.
+
+    Args:
+        verb: Whose options they are.
+        kind: The class of its config.
+        config: The config that the verb was given.
+        **options: Its keywords, with None or False for those that were left out.
 
     Raises:
         ConfigError: When they were given as both, or `config` is of another class.

@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
 from ascend_core.errors import ConfigError
 from ascend_core.scope import owners
+from ascend_recompute._modules import named
+from ascend_recompute._options import check_model, check_policy
 from ascend_recompute._stack import Named, Stack, find_stack
+from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RebuildConfig
 from ascend_recompute.layers import LayersRecompute
+from ascend_recompute.policy import Policy
+
+
+def rebuild(
+    verb: Callable[..., Any],
+    model: nn.Module,
+    config: RebuildConfig,
+    find: Callable[[nn.Module], Named],
+    default: Policy,
+) -> ValueRecompute:
+    """Turn on a verb that rebuilds values.
+
+    Args:
+        verb: Named in errors.
+        model: What it was given.
+        config: Its options.
+        find: Finds the modules that it works on when none are named.
+        default: Its policy when none is given.
+
+    Raises:
+        ConfigError: When the model or the policy is none, or `select` finds nothing to work on.
+    """
+    check_model(verb, model)
+    check_policy(config.policy)
+    found = find(model) if config.modules is None else named(model, config.modules)
+    chosen = select(model, found, config)
+    return ValueRecompute(model, chosen, config.policy or default, verify=config.verify)
 
 
 def select(model: nn.Module, candidates: Named, config: RebuildConfig) -> Named:

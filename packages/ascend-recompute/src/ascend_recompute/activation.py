@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from ascend_recompute import _modules
-from ascend_recompute._options import check_model, check_policy, merged
+from ascend_recompute._options import merged
 from ascend_recompute._recorder import RebuildKeeper
 from ascend_recompute._recording import Recording
-from ascend_recompute._selection import select
+from ascend_recompute._selection import rebuild
 from ascend_recompute._tally import Tally
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RecomputeActivationConfig
@@ -59,20 +59,17 @@ def recompute_activation(
         >>> model(batch).backward()
         >>> handle.report()["saved_bytes"]
     """
-    given = {
-        "modules": modules,
-        "layers": layers,
-        "num_layers": num_layers,
-        "policy": policy,
-        "verify": verify,
-    }
-    config = merged(recompute_activation, RecomputeActivationConfig, config, given)
-    check_model(recompute_activation, model)
-    check_policy(config.policy)
-    wanted = config.modules
-    found = _modules.find_mlps(model) if wanted is None else _modules.named(model, wanted)
-    chosen = select(model, found, config)
-    return ValueRecompute(model, chosen, config.policy or DEFAULT, verify=config.verify)
+    config = merged(
+        recompute_activation,
+        RecomputeActivationConfig,
+        config,
+        modules=modules,
+        layers=layers,
+        num_layers=num_layers,
+        policy=policy,
+        verify=verify,
+    )
+    return rebuild(recompute_activation, model, config, _modules.find_mlps, DEFAULT)
 
 
 @contextlib.contextmanager

@@ -136,15 +136,17 @@ def recompute_layers(
         >>> handle = recompute_layers(model, method="block", num_layers=4)
         >>> model(batch).backward()
     """
-    given = {
-        "method": method,
-        "num_layers": num_layers,
-        "layers": layers,
-        "stack": stack,
-        "context_fn": context_fn,
-        "verify": verify,
-    }
-    config = merged(recompute_layers, RecomputeLayersConfig, config, given)
+    config = merged(
+        recompute_layers,
+        RecomputeLayersConfig,
+        config,
+        method=method,
+        num_layers=num_layers,
+        layers=layers,
+        stack=stack,
+        context_fn=context_fn,
+        verify=verify,
+    )
     check_model(recompute_layers, model)
     there = _stack_of(model, config.stack)
     chosen = _chosen(there, config)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from ascend_recompute import _modules
-from ascend_recompute._options import check_model, check_policy, merged
-from ascend_recompute._selection import select
+from ascend_recompute._options import merged
+from ascend_recompute._selection import rebuild
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RecomputeNormConfig
 from ascend_recompute.policy import ARITHMETIC, CASTS, NORMS, Policy
@@ -57,17 +57,14 @@ def recompute_norm(
         >>> model(batch).backward()
         >>> handle.report()["saved_bytes"]
     """
-    given = {
-        "modules": modules,
-        "layers": layers,
-        "num_layers": num_layers,
-        "policy": policy,
-        "verify": verify,
-    }
-    config = merged(recompute_norm, RecomputeNormConfig, config, given)
-    check_model(recompute_norm, model)
-    check_policy(config.policy)
-    wanted = config.modules
-    found = _modules.find_norms(model) if wanted is None else _modules.named(model, wanted)
-    chosen = select(model, found, config)
-    return ValueRecompute(model, chosen, config.policy or DEFAULT, verify=config.verify)
+    config = merged(
+        recompute_norm,
+        RecomputeNormConfig,
+        config,
+        modules=modules,
+        layers=layers,
+        num_layers=num_layers,
+        policy=policy,
+        verify=verify,
+    )
+    return rebuild(recompute_norm, model, config, _modules.find_norms, DEFAULT)
