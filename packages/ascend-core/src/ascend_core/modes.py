@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 from ascend_core.errors import ConfigError
 from ascend_core.rng import PROCESS_STATE_LOCK, RngState
 
-__all__ = ["ForwardState"]
+__all__ = ["ContextFactory", "ForwardState"]
 
 ContextFactory = Callable[[], AbstractContextManager[Any]]
 

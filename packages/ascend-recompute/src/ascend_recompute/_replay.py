@@ -29,7 +29,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
-from ascend_core.modes import ForwardState
+from ascend_core.modes import ContextFactory, ForwardState
 from ascend_core.saved import Frame, PackedParameter, StorageTable, is_weight, written_to
 from ascend_core.storage import bring_back, hollow, version_of
 from ascend_recompute._digest import digest
@@ -49,7 +48,6 @@ __all__ = ["Replay", "is_worthwhile", "runs_again_anyway", "state_of"]
 
 # Devices without a state of their own to capture.
 _BARE = ("cpu", "meta")
-ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 Hooks = tuple[Callable[[Tensor], object], Callable[[Any], Tensor]]
 

@@ -12,7 +12,7 @@ from ascend_core.errors import ConfigError
 from ascend_core.scope import owners
 from ascend_recompute._modules import named
 from ascend_recompute._options import check_model, check_policy
-from ascend_recompute._stack import Named, Stack, find_stack
+from ascend_recompute._stack import Named, Stack, check_positions, find_stack
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RebuildConfig
 from ascend_recompute.layers import LayersRecompute
@@ -60,7 +60,7 @@ def select(model: nn.Module, candidates: Named, config: RebuildConfig) -> Named:
     where, count = _layers_of(model, candidates)
     free = [layer for layer in range(count) if layer not in _positions(where, whole)]
     if config.layers is not None:
-        chosen = _checked(config.layers, count, free, candidates)
+        chosen = _checked(config.layers, count, free)
     elif config.num_layers is not None:
         chosen = _first(config.num_layers, count, free)
     else:
@@ -104,14 +104,8 @@ def _is_inside(name: str, whole: set[str]) -> bool:
     return any(outer in ("", name) or name.startswith(f"{outer}.") for outer in whole)
 
 
-def _checked(layers: Sequence[int], count: int, free: list[int], candidates: Named) -> set[int]:
-    beyond = [layer for layer in layers if layer >= count]
-    if beyond:
-        raise ConfigError(
-            f"layers asks for {', '.join(map(str, beyond))}, and there are {count}.",
-            why="they are counted from 0, in the order of the model.",
-            instead=f"use positions from 0 to {count - 1}.",
-        )
+def _checked(layers: Sequence[int], count: int, free: list[int]) -> set[int]:
+    check_positions(layers, count, where="in the order of the model")
     taken = sorted(set(layers) - set(free))
     if taken:
         raise ConfigError(

@@ -71,15 +71,29 @@ def first_layers(stack: Stack, layers: Sequence[int]) -> Named:
     Raises:
         ConfigError: When there are not as many.
     """
-    beyond = [layer for layer in layers if layer >= len(stack.layers)]
-    if beyond:
-        raise ConfigError(
-            f"layers asks for {', '.join(map(str, beyond))}, and there are {len(stack.layers)}.",
-            why=f"they are counted from 0 in {stack.name or 'the model itself'}.",
-            instead=f"use positions from 0 to {len(stack.layers) - 1}.",
-        )
+    check_positions(layers, len(stack.layers), where=f"in {stack.name or 'the model itself'}")
     named = list(stack.layers.items())
     return dict(named[layer] for layer in sorted(set(layers)))
+
+
+def check_positions(layers: Sequence[int], count: int, *, where: str) -> None:
+    """Refuse positions beyond the last of `count` layers.
+
+    Args:
+        layers: The positions.
+        count: How many there are.
+        where: How they are counted, for the message.
+
+    Raises:
+        ConfigError: Naming those that are too large.
+    """
+    beyond = [layer for layer in layers if layer >= count]
+    if beyond:
+        raise ConfigError(
+            f"layers asks for {', '.join(map(str, beyond))}, and there are {count}.",
+            why=f"they are counted from 0, {where}.",
+            instead=f"use positions from 0 to {count - 1}.",
+        )
 
 
 def _stack(name: str, module: nn.Module) -> Stack:

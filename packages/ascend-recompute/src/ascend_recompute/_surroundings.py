@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 from torch import nn
 
-ContextFactory = Callable[[], AbstractContextManager[Any]]
+from ascend_core.modes import ContextFactory
 
 __all__ = ["context_maker"]
 

@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ConfigError, ReplayError, StorageError
 from ascend_core.layout import Layout, read
+from ascend_core.modes import ContextFactory
 from ascend_core.storage import Released, hollow, release, version_of, why_not_releasable
-from ascend_recompute._replay import ContextFactory, Replay, is_worthwhile, state_of
+from ascend_recompute._replay import Replay, is_worthwhile, state_of
 
 __all__ = ["CheckpointChain", "CheckpointWithoutOutput"]
 
