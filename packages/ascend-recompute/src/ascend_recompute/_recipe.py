@@ -335,6 +335,11 @@ class Recipe:
             if source is not None and source.recipe is not None:
                 source.recipe._uses += 1
 
+    @property
+    def label(self) -> str:
+        """The module that made the call."""
+        return self._made.label
+
     def anchor(self) -> None:
         """Mark the saved tensors that a run reads as needed where they are."""
         for source in self._sources:

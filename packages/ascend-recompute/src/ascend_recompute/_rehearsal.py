@@ -154,4 +154,4 @@ def _asked(packed: object) -> Iterator[tuple[str, Callable[[], object]]]:
     if isinstance(packed, Slot):
         yield packed.replay.label, lambda: packed.replay.take(packed)
     elif isinstance(packed, Packed) and isinstance(packed.claim, Rebuild):
-        yield packed.claim.recipe._made.label, packed.get
+        yield packed.claim.recipe.label, packed.get

@@ -71,6 +71,10 @@ class LayersRecompute:
         self._tally.add(name, replay.dropped_bytes)
         return outputs
 
+    def replays(self, name: str) -> bool:
+        """Whether the module of this name is among the chosen layers."""
+        return name in self._layers
+
     def report(self) -> dict[str, Any]:
         """What was not held in the latest forward that ran with gradients on.
 
@@ -199,5 +203,5 @@ def _taken(owner: object, chosen: Named) -> list[str]:
     if isinstance(owner, ValueRecompute):
         return [name for name in chosen if owner.rebuilds(name)]
     if isinstance(owner, LayersRecompute):
-        return [name for name in chosen if name in owner._layers]
+        return [name for name in chosen if owner.replays(name)]
     return []
