@@ -106,3 +106,29 @@ def test_threads_that_replay_at_once_each_get_their_own_numbers() -> None:
         thread.join()
     assert not wrong
     assert torch.equal(torch.get_rng_state(), ambient)
+
+
+@parametrize_devices()
+def test_what_a_replay_waits_for_may_replay_in_other_threads(device: torch.device) -> None:
+    # Autograd runs a device's backward in that device's thread, and a backward that more than 60
+    # others wait for in another one of its own.
+    state = RngState.capture([device])
+    expected = drawn(device)
+    threads, wrong = set(), []
+
+    def descend(depth: int) -> None:
+        threads.add(threading.get_ident())
+        with state.replaying(), torch.enable_grad():
+            if depth == 0:
+                return
+            doubled = torch.ones(2, device=device, requires_grad=True) * 2
+            doubled.register_hook(lambda _: descend(depth - 1))
+            doubled.sum().backward()
+            if not torch.equal(drawn(device), expected):
+                wrong.append(depth)
+
+    runner = threading.Thread(target=descend, args=(70,), daemon=True)
+    runner.start()
+    runner.join(timeout=60)
+    assert not runner.is_alive(), "the threads wait for one another"
+    assert len(threads) > 1 and not wrong

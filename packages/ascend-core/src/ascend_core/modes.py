@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from ascend_core._turns import taking_turns
 from ascend_core.errors import ConfigError
-from ascend_core.rng import PROCESS_STATE_LOCK, RngState
+from ascend_core.rng import RngState
 
 __all__ = ["ContextFactory", "ForwardState"]
 
@@ -96,9 +97,10 @@ class ForwardState:
         Everything is afterwards as it was before the block, the position of the generators
         included, also after an exception. The user's context is entered last. Works in any
         thread; threads that replay take turns, since the default dtype and the generators belong
-        to the process.
+        to the process. One that replays within another's block, as autograd's threads do in a
+        backward, has its turn there.
         """
-        with PROCESS_STATE_LOCK:
+        with taking_turns():
             ambient = ForwardState.capture(devices=self.devices, rng=self.rng is not None)
             try:
                 self._restore()

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Iterable, Iterator
 
 import torch
 
+from ascend_core._turns import taking_turns
 from ascend_core.device import Backend, backend_of
 
-__all__ = ["PROCESS_STATE_LOCK", "RngState"]
-
-# Torch's default generators belong to the process and not to a thread: two threads that each set
-# and put back their states would take them from each other. Held while a replay has them, and by
-# `ascend_core.modes` while it has the default dtype. Reentrant: a replay may contain another.
-PROCESS_STATE_LOCK = threading.RLock()
+__all__ = ["RngState"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,10 +54,11 @@ class RngState:
         """Draw inside the `with` block what was drawn after the capture.
 
         The generators are then as they were before the block, also after an exception. Threads
-        that replay take turns. What another thread draws meanwhile outside of any replay comes
-        from the same generators, as ever.
+        that replay take turns; one that replays within another's block, as autograd's do in a
+        backward, has its turn there. What another thread draws meanwhile outside of any replay
+        comes from the same generators, as ever.
         """
-        with PROCESS_STATE_LOCK:
+        with taking_turns():
             ambient = RngState.capture(device for device, _, _ in self.others)
             try:
                 self.restore()
