@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from ascend_core.errors import ConfigError
 
@@ -37,6 +39,7 @@ class Case:
         rounds: How often each variant runs; quick runs cap it.
         warmup: How often each variant runs before, untimed.
         bytes_are: What the bytes mean.
+        around: Makes a context that is open while the case is set up and runs.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Case:
     rounds: int = 25
     warmup: int = 2
     bytes_are: str = "held between forward and backward"
+    around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 
     def build(self) -> dict[str, Variant]:
         """Build the variants, the baseline first.

@@ -86,12 +86,13 @@ def run_case(benchmark: str, case: Case, *, rounds: int | None = None) -> list[R
         case: What to run.
         rounds: Instead of the case's own.
     """
-    variants = case.build()
-    for variant in variants.values():
-        for _ in range(case.warmup):
-            variant.step()
-    times = _time_rounds(variants, rounds or case.rounds)
-    sizes = {name: v.measure_bytes() if v.measure_bytes else None for name, v in variants.items()}
+    with case.around():
+        variants = case.build()
+        for variant in variants.values():
+            for _ in range(case.warmup):
+                variant.step()
+        times = _time_rounds(variants, rounds or case.rounds)
+        sizes = {name: _bytes_of(variant) for name, variant in variants.items()}
     clock = "cpu" if current_backend().name == "cpu" else "wall"
     rows = []
     for name in variants:
@@ -116,6 +117,10 @@ def run_case(benchmark: str, case: Case, *, rounds: int | None = None) -> list[R
         )
         rows.append(row)
     return rows
+
+
+def _bytes_of(variant: Variant) -> int | None:
+    return variant.measure_bytes() if variant.measure_bytes else None
 
 
 def median_with_spread(values: Sequence[float]) -> Ratio:

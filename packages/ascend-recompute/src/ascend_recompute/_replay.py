@@ -8,6 +8,11 @@ the first slot (or an output has to be restored) the function runs once more und
 collect what is saved, in the same order, and the slots are filled. The graph of that second run is
 thrown away; no backward runs inside a backward (unless the function takes a gradient itself).
 
+[Note: the second run stops early]
+Where nobody needs the outputs, what comes after the last tensor that is still asked for (the last
+linear layer of a block) need not run again: `_Enough` ends the function there. With `verify` it
+runs to its end, since a tensor more than in forward would show no earlier.
+
 [Note: one after the other]
 A call whose argument is the output of an earlier replay need not hold it: running that one again
 gives it (`before`). So a group of layers holds the first one's input only, and runs again as one.
@@ -26,6 +31,7 @@ plain autograd would also raise or would have a saved copy of the old result.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -174,7 +180,7 @@ class Replay:
         return None
 
     def again(self) -> list[Any]:
-        """Run the function again and fill the slots.
+        """Run the function again, to its end, and fill the slots.
 
         Returns:
             Its outputs, flattened, without a graph.
@@ -183,6 +189,13 @@ class Replay:
             RuntimeError: When something that it reads was modified in place since the forward.
             ReplayError: When the function saved other tensors than in forward.
         """
+        outputs = self._run_again(_Collected())
+        return [
+            value.detach() if isinstance(value, Tensor) else value
+            for value in pytree.tree_leaves(outputs)
+        ]
+
+    def _run_again(self, collected: _Collected) -> Any:
         with self.lock:
             for value, version in self._reads:
                 if version_of(value) != version:
@@ -190,18 +203,16 @@ class Replay:
             for value in self.inputs:
                 bring_back(value)
             args, kwargs = pytree.tree_unflatten(self._again_arguments(), self._structure)
-            collected = _Collected()
+            outputs = None
             with (
+                contextlib.suppress(_Enough),
                 self._state.replaying(),
                 torch.enable_grad(),
                 saved_tensors_hooks(collected.pack, _as_packed),
             ):
                 outputs = self._function(*args, **kwargs)
             self._fill(collected)
-            return [
-                value.detach() if isinstance(value, Tensor) else value
-                for value in pytree.tree_leaves(outputs)
-            ]
+            return outputs
 
     def _again_arguments(self) -> list[Any]:
         """The arguments; those that an earlier replay makes are made again."""
@@ -229,7 +240,7 @@ class Replay:
         with self.lock:
             slot.check()
             if slot.value is None:
-                self.again()
+                self._run_again(_Collected(None if self.verify else self._wanted()))
             value, slot.value = slot.value, None
             assert value is not None
             return value
@@ -252,12 +263,18 @@ class Replay:
             record.made = self
             self.dropped_bytes += tensor.untyped_storage().nbytes()
 
-    def _fill(self, collected: list[Tensor]) -> None:
+    def _wanted(self) -> int:
+        """How many of the saved tensors somebody may still ask for, those before them included."""
+        alive = [place for place, slot in enumerate(self._slots, 1) if slot() is not None]
+        return alive[-1]
+
+    def _fill(self, collected: _Collected) -> None:
         if self._in_forward:  # the function takes a gradient itself, before it has saved all
             del collected[len(self._slots) :]
-        if len(collected) != len(self._slots):
+        wanted = len(self._slots) if collected.enough is None else collected.enough
+        if len(collected) != wanted:
             raise self._differs(f"{len(self._slots)} tensors", str(len(collected)))
-        for reference, value in zip(self._slots, collected, strict=True):
+        for reference, value in zip(self._slots, collected, strict=False):
             slot = reference()
             if slot is None:
                 continue
@@ -279,14 +296,28 @@ class Replay:
         )
 
 
+class _Enough(BaseException):
+    """Ends the second run; no error, so that no `except Exception` of the function stops it."""
+
+
 class _Collected(list[Tensor]):
-    """What the second run saves, in order."""
+    """What the second run saves, in order.
+
+    Attributes:
+        enough: With how many the run may end; None where it has to run to its end.
+    """
+
+    def __init__(self, enough: int | None = None) -> None:
+        super().__init__()
+        self.enough = enough
 
     def pack(self, tensor: Tensor) -> Tensor:
         # Its graph keeps the value too: the function may take a gradient itself.
         saved = tensor.detach()
         if not isinstance(tensor, Parameter):
             self.append(saved)
+            if self.enough is not None and len(self) >= self.enough:
+                raise _Enough
         return saved
 
 
