@@ -823,3 +823,46 @@ def test_a_long_region_forgets_the_saves_of_a_lasting_storage() -> None:
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         record = hooks[0].__self__.table.find(table)
         assert len(record._saved) < 100
+
+
+# Wider copies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_operand_is_made_from_the_wider_copy_that_the_call_saved(dtype: torch.dtype) -> None:
+    held = []
+    for region in (contextlib.nullcontext(), rebuild_region(EVERYTHING)):
+        x, linear = leaf(8, WIDTH), nn.Linear(WIDTH, 16, dtype=dtype)
+        with measure_peak(torch.get_default_device()) as memory, region:
+            kept = linear(F.rms_norm(x.to(dtype) + 1, (WIDTH,)))
+        held.append(memory.held_bytes)
+        del kept
+    assert held[0] - held[1] >= 8 * WIDTH * dtype.itemsize
+
+
+def test_a_wider_copy_from_before_a_write_is_none() -> None:
+    def program(region: Region) -> list[Tensor | None]:
+        a, fc = leaf(8, 16), nn.Linear(16, 16)
+        with region():
+            x = (a * 1).bfloat16()
+            wide = x.float()
+            without_grad(x)
+            # Saves `wide`, a copy of what `x` was, and not `x`.
+            y = fc(torch.addcmul(x, wide, wide))
+        y.square().sum().backward()
+        return [y, a.grad, fc.weight.grad]
+
+    assert_same(program)
+
+
+def test_a_write_to_the_input_of_a_norm_that_widens_it_does_not_matter() -> None:
+    def program(region: Region) -> list[Tensor | None]:
+        a, fc = leaf(8, 16), nn.Linear(16, 16).bfloat16()
+        with region():
+            x = (a * 1).bfloat16() + 1
+            y = fc(F.rms_norm(x, (16,)))
+        without_grad(x)
+        y.square().sum().backward()
+        return [y, a.grad, fc.weight.grad]
+
+    assert_same(program)

@@ -437,7 +437,7 @@ def test_values_that_are_not_held(
     assert sum(handle.report()["saved_bytes"] for handle in handles) == sum(dropped)
 
 
-def test_norms_under_autocast() -> None:
+def test_norms_under_autocast(taken: Callable[[int], int]) -> None:
     model, x = Model().eval(), batch()
 
     def run() -> Tensor:
@@ -449,10 +449,27 @@ def test_norms_under_autocast() -> None:
     plain = held_bytes(run, device=place)
     (handle,) = VERBS["norm"](model)
     # On CPU autocast lets norms compute in BF16. Elsewhere they compute in FP32, from a copy of
-    # their input that only they hold, so that their output cannot be made from what is held.
-    norms = 9 if x.is_cpu else 0
-    assert plain - held_bytes(run, device=place) == norms * ONE // 2
-    assert handle.report()["saved_bytes"] == norms * ONE // 2
+    # their input that only they hold, and the linear layers hold a BF16 copy of their output.
+    assert plain - held_bytes(run, device=place) == 9 * taken(ONE // 2)
+    assert handle.report()["saved_bytes"] == 9 * ONE // 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_norms_of_a_model_in_few_bits(
+    norm: type[nn.Module], dtype: torch.dtype, taken: Callable[[int], int]
+) -> None:
+    # `F.rms_norm` computes in FP32, from a copy of its input that only it holds.
+    model, x = Model(norm).to(dtype).eval(), batch().to(dtype)
+    copied = copy.deepcopy(model)
+    (handle,) = VERBS["norm"](copied)
+    assert held(model, x) - held(copied, x) == 9 * taken(ONE // 2)
+    assert handle.report()["saved_bytes"] == 9 * ONE // 2
+    model(x).square().sum().backward()
+    copied(x).square().sum().backward()
+    for ours, plain in zip(copied.parameters(), model.parameters(), strict=True):
+        assert ours.grad is not None and plain.grad is not None
+        assert torch.equal(ours.grad, plain.grad)
 
 
 def test_whole_layers_hold_their_inputs() -> None:

@@ -100,7 +100,7 @@ def use_saved_mask(frame: Frame, made: Made, output: Tensor) -> bool:
         return False
     (dropped,) = made.operands()
     made.function, made.names = torch.mul, ()
-    made.values = (dropped, Operand(record, mask.version, layout))
+    made.values = (dropped, Operand(record, mask.version, layout, None))
     return True
 
 

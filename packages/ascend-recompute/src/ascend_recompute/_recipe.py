@@ -85,16 +85,18 @@ class Operand(NamedTuple):
         record: Its storage.
         version: The version that the call read.
         layout: How the call saw the storage.
+        narrowed: How to make it from a copy in a wider type that the call saved in its place.
     """
 
     record: StorageRecord
     version: int
     layout: Layout
+    narrowed: Made | None
 
     @classmethod
     def of(cls, tensor: Tensor, record: StorageRecord) -> Operand:
         """Note a tensor whose storage has this record."""
-        return tuple.__new__(cls, (record, tensor._version, read(tensor)))
+        return tuple.__new__(cls, (record, tensor._version, read(tensor), None))
 
     @property
     def made(self) -> Made | None:
@@ -304,9 +306,11 @@ def _find_source(operand: Operand, limit: int, reach: tuple[range, ...]) -> Sour
             return Source(None, saved, layout)
     if rebuilt is not None or limit <= 0:
         return rebuilt
-    made = operand.made
-    recipe = None if made is None else made.resolve(limit, reach)
-    return None if recipe is None else Source(recipe, None, layout)
+    for made in (operand.made, operand.narrowed):
+        recipe = None if made is None else made.resolve(limit, reach)
+        if recipe is not None:
+            return Source(recipe, None, layout)
+    return None
 
 
 def _lies_in(serial: int, reach: tuple[range, ...]) -> bool:

@@ -16,6 +16,7 @@ from ascend_recompute._calls import Operator, random_state_before, use_saved_mas
 from ascend_recompute._digest import digest
 from ascend_recompute._recipe import UNKNOWABLE, Castable, Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute._tally import Tally
+from ascend_recompute._widened import Widened
 from ascend_recompute.policy import Policy
 
 
@@ -62,6 +63,7 @@ class Recorder:
         self._verify = verify
         self._self = weakref.ref(self)
         self._modes = Modes.now("cpu")
+        self._widened: Widened | None = None  # while a call is under way
 
     def close(self) -> None:
         """The frame ends. What was claimed stays good; there is nothing to give back."""
@@ -88,7 +90,11 @@ class Recorder:
         if is_random:
             rng = random_state_before(function, (*args, *kwargs.values()))
         first = frame.serial + 1
-        output = function(*args, **kwargs)
+        widened = self._widened = Widened()
+        try:
+            output = function(*args, **kwargs)
+        finally:
+            self._widened = None
         if not self._is_recordable(output):
             return output
         made = write_down(frame, function, args, kwargs, output, range(first, frame.serial + 1))
@@ -98,6 +104,8 @@ class Recorder:
         if is_random and rng is None and not use_saved_mask(frame, made, output):
             return output
         made.returned(output, self._modes_now(output), self._tally, label)
+        if widened:
+            widened.complete(made, (*args, *kwargs.values()))
         if self._verify:
             made.digest = digest(output)
         self._note(made, output)
@@ -147,6 +155,8 @@ class Recorder:
 
     def claim(self, tensor: Tensor, record: StorageRecord) -> Rebuild | None:
         """Claim a saved tensor that a recorded call made, where rebuilding it is legal and pays."""
+        if self._widened is not None:
+            self._widened.note(tensor, record)
         if record.made is None and self._modes.autocast:
             record.made = self._made_by_autocast(tensor)
         made = record.made
