@@ -41,7 +41,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Parameter
-from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
@@ -49,8 +48,9 @@ from ascend_core.modes import ContextFactory, ForwardState
 from ascend_core.saved import Frame, PackedParameter, StorageTable, is_weight, written_to
 from ascend_core.storage import bring_back, hollow, version_of
 from ascend_recompute._digest import digest
+from ascend_recompute._structure import CallStructure, leaves_of
 
-__all__ = ["Replay", "is_worthwhile", "runs_again_anyway", "state_of"]
+__all__ = ["Replay", "is_worthwhile", "runs_again_anyway"]
 
 # Devices without a state of their own to capture.
 _BARE = ("cpu", "meta")
@@ -119,8 +119,8 @@ class Replay:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        state: ForwardState,
         *,
+        context_fn: ContextFactory | None = None,
         before: Replay | None = None,
         label: str | None = None,
         verify: bool = False,
@@ -128,7 +128,7 @@ class Replay:
         self._function = function
         self.label = _name(function) if label is None else label
         self.verify = verify
-        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        leaves, self._structure = CallStructure.of(args, kwargs)
         self._arguments = [_argument(value, before) for value in leaves]
         self.inputs = [value for value in self._arguments if isinstance(value, Tensor)]
         # What the function reads, with the version at which it did.
@@ -139,7 +139,7 @@ class Replay:
         ]
         self._before = before if any(isinstance(v, _Output) for v in self._arguments) else None
         self._outputs: list[tuple[Any, Layout, int] | None] = []
-        self._state = state
+        self._state = _state_before(leaves, context_fn)
         self.dropped_bytes = 0
         self._seen = StorageTable()
         self._slots: list[weakref.ref[Slot]] = []
@@ -163,7 +163,7 @@ class Replay:
         finally:
             self._in_forward = False
             self._seen.clear()
-        flat = pytree.tree_leaves(outputs)
+        flat = leaves_of(outputs)
         leaves = _leaves(flat, self.since)
         self._reads += [(leaf, version_of(leaf)) for leaf in leaves]
         self._outputs = [_identity(value) for value in flat]
@@ -191,8 +191,7 @@ class Replay:
         """
         outputs = self._run_again(_Collected())
         return [
-            value.detach() if isinstance(value, Tensor) else value
-            for value in pytree.tree_leaves(outputs)
+            value.detach() if isinstance(value, Tensor) else value for value in leaves_of(outputs)
         ]
 
     def _run_again(self, collected: _Collected) -> Any:
@@ -202,7 +201,7 @@ class Replay:
                     raise written_to(value, value.size(), version)
             for value in self.inputs:
                 bring_back(value)
-            args, kwargs = pytree.tree_unflatten(self._again_arguments(), self._structure)
+            args, kwargs = self._structure.call(self._again_arguments())
             outputs = None
             with (
                 contextlib.suppress(_Enough),
@@ -321,12 +320,10 @@ class _Collected(list[Tensor]):
         return saved
 
 
-def state_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], context_fn: ContextFactory | None
-) -> ForwardState:
-    """What a call of these arguments is about to run under."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    devices = {tensor.device for tensor in tensors if tensor.device.type not in _BARE}
+def _state_before(leaves: list[Any], context_fn: ContextFactory | None) -> ForwardState:
+    """What a call of arguments with these leaves is about to run under."""
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor)}
+    devices = {device for device in devices if device.type not in _BARE}
     return ForwardState.capture(devices=devices, context_fn=context_fn)
 
 

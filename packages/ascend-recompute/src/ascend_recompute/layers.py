@@ -15,7 +15,7 @@ from torch import nn
 from ascend_core.errors import ConfigError
 from ascend_core.scope import around_call, owners
 from ascend_recompute._options import check_model, merged
-from ascend_recompute._replay import Replay, is_worthwhile, state_of
+from ascend_recompute._replay import Replay, is_worthwhile
 from ascend_recompute._stack import Named, Stack, find_stack, first_layers, named_stack
 from ascend_recompute._surroundings import context_maker
 from ascend_recompute._tally import Tally
@@ -61,7 +61,7 @@ class LayersRecompute:
             call,
             args,
             kwargs,
-            state_of(args, kwargs, self._context()),
+            context_fn=self._context(),
             before=latest.replay() if follows else None,
             label=name or "the model",
             verify=self._config.verify,

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ascend_core.errors import ConfigError, ReplayError, StorageError
 from ascend_core.layout import Layout, read
 from ascend_core.modes import ContextFactory
 from ascend_core.storage import Released, hollow, release, version_of, why_not_releasable
-from ascend_recompute._replay import Replay, is_worthwhile, state_of
+from ascend_recompute._replay import Replay, is_worthwhile
+from ascend_recompute._structure import leaves_of
 
 __all__ = ["CheckpointChain", "CheckpointWithoutOutput"]
 
@@ -122,7 +122,7 @@ class CheckpointWithoutOutput:
             )
         if not is_worthwhile():
             return function(*args, **kwargs)
-        replay = Replay(function, args, kwargs, state_of(args, kwargs, self._context_fn))
+        replay = Replay(function, args, kwargs, context_fn=self._context_fn)
         outputs = replay.forward(args, kwargs)
         self._outputs = _releasable(outputs, replay)
         # The graph holds the replay by its slots; where it saved nothing, this object does.
@@ -297,8 +297,8 @@ class _Output:
 
 
 def _releasable(outputs: Any, replay: Replay) -> list[_Output]:
-    leaves = pytree.tree_leaves(outputs)
-    tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    leaves = enumerate(leaves_of(outputs))
+    tensors = [(index, leaf) for index, leaf in leaves if isinstance(leaf, Tensor)]
     return [
         _Output.of(index, tensor)
         for index, tensor in tensors
