@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ascend_core.layout import Layout
 
+pytestmark = pytest.mark.usefixtures("default_device")
+
 
 @pytest.mark.parametrize(
     ("tensor", "span"),

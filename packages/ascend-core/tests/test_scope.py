@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ascend_core.scope import around_forward
 
+pytestmark = pytest.mark.usefixtures("default_device")
+
 
 class Log:
     """Counts how often its contexts are opened and closed."""
