@@ -348,11 +348,19 @@ def peak(*, on: bool, make: Callable[[], nn.Module]) -> int:
     return memory.peak_bytes
 
 
-@pytest.mark.parametrize("make", [GeluMLP, lambda: GatedMLP(0.0)], ids=["gelu", "gated"])
-def test_the_peak_falls(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    ("make", "outputs"), [(GeluMLP, 1), (lambda: GatedMLP(0.0), 2)], ids=["gelu", "gated"]
+)
+def test_at_the_peak_one_layer_is_rebuilt(
+    make: Callable[[], nn.Module], outputs: int, taken: Callable[[int], int]
+) -> None:
     plain, ours = (peak(on=on, make=lambda: Model(make, layers=6)) for on in (False, True))
-    # At the peak one layer is rebuilt; the outputs of the others are not there.
-    assert plain - ours >= 4 * 512 * INNER * 4
+    # The rebuilt outputs of the last layer are there, where plain has all of them; what a gated
+    # one rebuilds on the way is the tensor for which backward asks next.
+    fell, expected = plain - ours, 5 * outputs * taken(512 * INNER * 4)
+    # (Under torch_npu a block of some small tensor is there at plain's peak, and not at ours.)
+    blocks = 0 if torch.get_default_device().type == "cpu" else 2
+    assert expected <= fell <= expected + blocks * 512
 
 
 class ReluMLP(GeluMLP):
