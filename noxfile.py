@@ -22,12 +22,21 @@ TORCHES = ["2.13"]
 # The tests' tensors are small: more threads than this only wait for one another. And bytecode is
 # written even where the user's shell forbids it, since torch is installed without.
 ENVIRONMENT = {"OMP_NUM_THREADS": "2", "PYTHONDONTWRITEBYTECODE": ""}
+# Where nothing is timed, threads that wait sleep, and leave the processors to other processes.
+TESTING = {**ENVIRONMENT, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def run_shared(session: nox.Session, program: str, *arguments: str) -> None:
     """Run a program of the environment that the sessions share; make it where it is not there."""
     session.run(sys.executable, "tools/environment.py", external=True)
     session.run(f".nox/shared/bin/{program}", *arguments, env=ENVIRONMENT, external=True)
+
+
+def run_tests(session: nox.Session, *arguments: str) -> None:
+    """Run pytest in the environment that the sessions share."""
+    session.run(sys.executable, "tools/environment.py", external=True)
+    pytest = [".nox/shared/bin/python", "-m", "pytest", *arguments, *session.posargs]
+    session.run(*pytest, env=TESTING, external=True)
 
 
 def run_suite_on_npu(session: nox.Session, hbm: str | None, *arguments: str) -> None:
@@ -69,7 +78,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of every package (arguments go to pytest: `-- -k saved --cov`)."""
-    run_shared(session, "python", "-m", "pytest", *session.posargs)
+    run_tests(session)
 
 
 @nox.session(name="tests-isolated", venv_backend="none")
@@ -85,7 +94,7 @@ def tests_isolated(session: nox.Session, package: str, torch: str) -> None:
 @nox.session(venv_backend="none")
 def integration(session: nox.Session) -> None:
     """Run the tests that need several packages, or the documentation (arguments go to pytest)."""
-    run_shared(session, "python", "-m", "pytest", "tests_integration", *session.posargs)
+    run_tests(session, "tests_integration")
 
 
 @nox.session(venv_backend="none")
@@ -95,7 +104,7 @@ def npu(session: nox.Session) -> None:
     packages = [f"packages/ascend-{name}" for name in ("sim", "core", "recompute")]
     packages += ["packages/ascend-suite/tests/test_simulated_npu.py"]
     libraries = str(Path(".nox/ascend-sim").resolve())
-    strict = {**ENVIRONMENT, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
+    strict = {**TESTING, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
 
     def run(schedule: str) -> object:
         pytest = [".nox/npu/bin/python", "-m", "pytest", f"--npu-sim={schedule}", *packages]
