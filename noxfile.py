@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,17 +27,17 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "2", "PYTHONDONTWRITEBYTECODE": ""}
 TESTING = {**ENVIRONMENT, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def run_shared(session: nox.Session, program: str, *arguments: str) -> None:
+def run_shared(
+    session: nox.Session, program: str, *arguments: str, env: Mapping[str, str] = ENVIRONMENT
+) -> None:
     """Run a program of the environment that the sessions share; make it where it is not there."""
     session.run(sys.executable, "tools/environment.py", external=True)
-    session.run(f".nox/shared/bin/{program}", *arguments, env=ENVIRONMENT, external=True)
+    session.run(f".nox/shared/bin/{program}", *arguments, env=env, external=True)
 
 
 def run_tests(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the environment that the sessions share."""
-    session.run(sys.executable, "tools/environment.py", external=True)
-    pytest = [".nox/shared/bin/python", "-m", "pytest", *arguments, *session.posargs]
-    session.run(*pytest, env=TESTING, external=True)
+    run_shared(session, "python", "-m", "pytest", *arguments, *session.posargs, env=TESTING)
 
 
 def run_suite_on_npu(session: nox.Session, hbm: str | None, *arguments: str) -> None:
