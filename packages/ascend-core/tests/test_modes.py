@@ -63,7 +63,9 @@ def test_a_replay_runs_under_the_autocast_of_the_forward(
         with state.replaying():
             assert torch.is_autocast_enabled(device.type) == enabled
             assert torch.get_autocast_dtype(device.type) == dtype
-            assert torch.is_autocast_cache_enabled() == cache
+            # In the region's cache are casts to the region's dtype.
+            usable = cache and enabled and dtype is torch.bfloat16
+            assert torch.is_autocast_cache_enabled() == usable
             if enabled:
                 x = torch.ones(2, 2, device=device)
                 assert (x @ x).dtype == dtype
@@ -312,3 +314,42 @@ def test_threads_that_replay_at_once_do_not_mix_their_states() -> None:
         thread.join()
     assert not wrong
     assert ambient(torch.device("cpu")) == before
+
+
+@parametrize_devices()
+@pytest.mark.parametrize("within", ["the region", "a region that is off inside it", "no region"])
+def test_a_replay_leaves_the_casts_of_a_region_and_none_of_its_own(
+    within: str, device: torch.device
+) -> None:
+    linear = nn.Linear(8, 8, device=device)
+    x, other = torch.randn(2, 4, 8, device=device)
+
+    def gradient(*, replay: bool) -> torch.Tensor | None:
+        linear.weight.grad = None
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            state = ForwardState.capture(devices=[device])
+            y = linear(x).float()
+            with contextlib.ExitStack() as stack:
+                if within == "a region that is off inside it":
+                    stack.enter_context(torch.autocast(device.type, enabled=False))
+                if replay and within != "no region":
+                    stack.enter_context(torch.enable_grad())
+                    stack.enter_context(state.replaying())
+                    linear(x)
+            y = y + linear(other).float()  # its weight's cast is the first call's
+        if replay and within == "no region":
+            with state.replaying():
+                linear(x)
+        with torch.no_grad():
+            linear.weight += 1
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            fresh = linear(x)
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+            assert torch.equal(fresh, linear(x))
+        with torch.no_grad():
+            linear.weight -= 1
+        y.square().sum().backward()
+        return linear.weight.grad
+
+    plain, ours = gradient(replay=False), gradient(replay=True)
+    assert plain is not None and ours is not None and torch.equal(ours, plain)

@@ -102,16 +102,36 @@ class ForwardState:
         """
         with taking_turns():
             ambient = ForwardState.capture(devices=self.devices, rng=self.rng is not None)
+            # (Autocast's own count of regions is the thread's; in a thread of autograd's it is 0.)
+            in_region = torch.autocast_increment_nesting() > 1 or ambient._autocasts
             try:
                 self._restore()
+                if in_region and not self._shares_casts_with(ambient):
+                    torch.set_autocast_cache_enabled(False)
                 with self._contexts(ambient):
                     yield
             finally:
                 ambient._restore()
-                if any(enabled for _, enabled, _ in self.autocast):
-                    # The replay's casts of weights belong to its own graph, or under no_grad to
-                    # none: a later forward in the same autocast region must not find them.
+                if torch.autocast_decrement_nesting() == 0 and not in_region:
                     torch.clear_autocast_cache()
+
+    @property
+    def _autocasts(self) -> bool:
+        """Whether autocast is on for any of the device types."""
+        return any(enabled for _, enabled, _ in self.autocast)
+
+    def _shares_casts_with(self, ambient: ForwardState) -> bool:
+        """Whether a replay may use the casts of weights that autocast caches for the region.
+
+        [Note: one cache of casts for the process]
+        A replay within an autocast region uses the casts that the region's forwards made, and
+        leaves its own to them: a later forward then shares its casts with an earlier one as it
+        does without a replay (one sum of gradients in BF16 has other bits than two). But never a
+        cast that is of no use to a forward, of another dtype or made without grad. Where no region
+        is around, the cache is the replay's own, and emptied after it: nobody else would do that,
+        and weights change.
+        """
+        return torch.is_grad_enabled() and ambient.autocast == self.autocast
 
     def _restore(self) -> None:
         """Set everything that can be set, rather than entered."""

@@ -205,8 +205,8 @@ class Replay:
             outputs = None
             with (
                 contextlib.suppress(_Enough),
-                self._state.replaying(),
                 torch.enable_grad(),
+                self._state.replaying(),
                 saved_tensors_hooks(collected.pack, _as_packed),
             ):
                 outputs = self._function(*args, **kwargs)
