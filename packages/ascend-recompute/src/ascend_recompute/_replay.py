@@ -8,10 +8,11 @@ the first slot (or an output has to be restored) the function runs once more und
 collect what is saved, in the same order, and the slots are filled. The graph of that second run is
 thrown away; no backward runs inside a backward (unless the function takes a gradient itself).
 
-[Note: the second run stops early]
+[Note: the second run may stop early]
 Where nobody needs the outputs, what comes after the last tensor that is still asked for (the last
-linear layer of a block) need not run again: `_Enough` ends the function there. With `verify` it
-runs to its end, since a tensor more than in forward would show no earlier.
+linear layer of a block) need not run again: with `early_stop`, `_Enough` ends the function there.
+It is not the default, since a function that sets something and puts it back at its end, and not
+in a `finally`, would leave it set. With `verify` the run to the end follows it, and shows that.
 
 [Note: one after the other]
 A call whose argument is the output of an earlier replay need not hold it: running that one again
@@ -31,7 +32,6 @@ plain autograd would also raise or would have a saved copy of the old result.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class Slot:
         self.dtype = tensor.dtype
         self.probe = hollow(tensor) if Layout.fits(tensor) else None
         self.version = version_of(tensor)
-        self.digest = digest(tensor) if replay.verify and Layout.fits(tensor) else None
+        self.digest = _digest_of(tensor) if replay.verify else None
         self.value: Tensor | None = None
 
     def check(self) -> None:
@@ -124,8 +124,10 @@ class Replay:
         before: Replay | None = None,
         label: str | None = None,
         verify: bool = False,
+        early_stop: bool = False,
     ) -> None:
         self._function = function
+        self._early_stop = early_stop
         self.label = _name(function) if label is None else label
         self.verify = verify
         leaves, self._structure = CallStructure.of(args, kwargs)
@@ -139,6 +141,7 @@ class Replay:
         ]
         self._before = before if any(isinstance(v, _Output) for v in self._arguments) else None
         self._outputs: list[tuple[Any, Layout, int] | None] = []
+        self._gave: list[Tensor | None] = []
         self._state = _state_before(leaves, context_fn)
         self.dropped_bytes = 0
         self._seen = StorageTable()
@@ -167,6 +170,8 @@ class Replay:
         leaves = _leaves(flat, self.since)
         self._reads += [(leaf, version_of(leaf)) for leaf in leaves]
         self._outputs = [_identity(value) for value in flat]
+        if self.verify:
+            self._gave = [_digest_of(value) for value in flat]
         return outputs
 
     def output(self, tensor: Tensor) -> int | None:
@@ -189,29 +194,31 @@ class Replay:
             RuntimeError: When something that it reads was modified in place since the forward.
             ReplayError: When the function saved other tensors than in forward.
         """
-        outputs = self._run_again(_Collected())
-        return [
-            value.detach() if isinstance(value, Tensor) else value for value in leaves_of(outputs)
-        ]
+        with self.lock:
+            collected = _Collected()
+            outputs = leaves_of(self._run_again(collected))
+            self._fill(collected)
+            self._compare(outputs)
+        return [value.detach() if isinstance(value, Tensor) else value for value in outputs]
 
     def _run_again(self, collected: _Collected) -> Any:
-        with self.lock:
-            for value, version in self._reads:
-                if version_of(value) != version:
-                    raise written_to(value, value.size(), version)
-            for value in self.inputs:
-                bring_back(value)
-            args, kwargs = self._structure.call(self._again_arguments())
-            outputs = None
-            with (
-                contextlib.suppress(_Enough),
-                torch.enable_grad(),
-                self._state.replaying(),
-                saved_tensors_hooks(collected.pack, _as_packed),
-            ):
-                outputs = self._function(*args, **kwargs)
-            self._fill(collected)
-            return outputs
+        for value, version in self._reads:
+            if version_of(value) != version:
+                raise written_to(value, value.size(), version)
+        for value in self.inputs:
+            bring_back(value)
+        args, kwargs = self._structure.call(self._again_arguments())
+        with (
+            torch.enable_grad(),
+            self._state.replaying(),
+            saved_tensors_hooks(collected.pack, _as_packed),
+        ):
+            try:
+                return self._function(*args, **kwargs)
+            except BaseException as error:
+                if not collected.was_enough_for(error):
+                    raise
+        return None
 
     def _again_arguments(self) -> list[Any]:
         """The arguments; those that an earlier replay makes are made again."""
@@ -239,7 +246,7 @@ class Replay:
         with self.lock:
             slot.check()
             if slot.value is None:
-                self._run_again(_Collected(None if self.verify else self._wanted()))
+                self._refill()
             value, slot.value = slot.value, None
             assert value is not None
             return value
@@ -261,6 +268,16 @@ class Replay:
         if record.made is None:
             record.made = self
             self.dropped_bytes += tensor.untyped_storage().nbytes()
+
+    def _refill(self) -> None:
+        """Run the function again for its slots alone."""
+        if self._early_stop:
+            collected = _Collected(self._wanted())
+            self._run_again(collected)
+            if not self.verify:
+                self._fill(collected)
+                return
+        self.again()
 
     def _wanted(self) -> int:
         """How many of the saved tensors somebody may still ask for, those before them included."""
@@ -286,12 +303,22 @@ class Replay:
                 raise self._differs(f"a tensor of {list(slot.size)}", "one with other values")
             slot.value = value
 
-    def _differs(self, before: str, now: str) -> ReplayError:
+    def _compare(self, outputs: list[Any]) -> None:
+        """Raise when the function gave other outputs than in forward. Only with `verify`."""
+        for before, value in zip(self._gave, outputs, strict=False):
+            if before is None:
+                continue
+            now = _digest_of(value)
+            if now is None or not torch.equal(now, before):
+                raise self._differs("one output", "another", gave="gave")
+
+    def _differs(self, before: str, now: str, gave: str = "saved") -> ReplayError:
+        to_the_end = "leave early_stop out, or "
         return ReplayError(
-            f"{self.label} saved {before} in forward and {now} when it ran again.",
+            f"{self.label} {gave} {before} in forward and {now} when it ran again.",
             why="it depends on something that changed between forward and backward.",
-            instead="make it depend on its arguments, random state and autocast mode alone, or "
-            "pass a context_fn that restores the rest.",
+            instead=f"{to_the_end if self._early_stop else ''}make it depend on its arguments, "
+            "random state and autocast mode alone, or pass a context_fn that restores the rest.",
         )
 
 
@@ -313,11 +340,23 @@ class _Collected(list[Tensor]):
     def pack(self, tensor: Tensor) -> Tensor:
         # Its graph keeps the value too: the function may take a gradient itself.
         saved = tensor.detach()
-        if not isinstance(tensor, Parameter):
+        if isinstance(tensor, Parameter):
+            return saved
+        if not self._is_full():
             self.append(saved)
-            if self.enough is not None and len(self) >= self.enough:
-                raise _Enough
+        if self._is_full():
+            raise _Enough
         return saved
+
+    def was_enough_for(self, error: BaseException) -> bool:
+        """Whether an exception ended a run that had saved all that is wanted.
+
+        It need not be `_Enough`: the function, or TorchScript, may have made another one of it.
+        """
+        return self._is_full() and not isinstance(error, (KeyboardInterrupt, SystemExit))
+
+    def _is_full(self) -> bool:
+        return self.enough is not None and len(self) >= self.enough
 
 
 def _state_before(leaves: list[Any], context_fn: ContextFactory | None) -> ForwardState:
@@ -403,6 +442,10 @@ def _value_of(packed: Slot | PackedParameter) -> Tensor:
 
 def _as_packed(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _digest_of(value: Any) -> Tensor | None:
+    return digest(value) if isinstance(value, Tensor) and Layout.fits(value) else None
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -114,6 +114,10 @@ class RecomputeLayersConfig:
             Sequential of equal modules) that holds most of the model's parameters.
         context_fn: Makes a context to enter when a layer runs again, for modes that are not known
             here (a quantisation recipe, say).
+        early_stop: End a layer's second run as soon as it has saved what backward needs, in most
+            layers before their last matrix product. Only for layers that need no end: what they
+            set and put back afterwards they must put back in a `finally`, and not in a forward
+            hook. The layers of a group (uniform) run to their end, but for the last one.
         verify: Compare each tensor that a replayed layer saves with the forward's, and raise when
             they differ. For debugging: reads every tensor twice more.
     """
@@ -123,6 +127,7 @@ class RecomputeLayersConfig:
     layers: Sequence[int] | None = None
     stack: str | None = None
     context_fn: Callable[[], AbstractContextManager[Any]] | None = None
+    early_stop: bool = False
     verify: bool = False
 
     def __post_init__(self) -> None:
@@ -146,6 +151,7 @@ class RecomputeLayersConfig:
                 why="it names the layers that are recomputed one by one.",
                 instead='give layers alone, or num_layers, or method="uniform" with num_layers.',
             )
+        _check_flag("early_stop", self.early_stop)
         _check_flag("verify", self.verify)
 
 

@@ -65,6 +65,7 @@ class LayersRecompute:
             before=latest.replay() if follows else None,
             label=name or "the model",
             verify=self._config.verify,
+            early_stop=self._config.early_stop,
         )
         outputs = replay.forward(args, kwargs)
         latest.position, latest.replay = position, weakref.ref(replay)
@@ -107,6 +108,7 @@ def recompute_layers(
     layers: Sequence[int] | None = None,
     stack: str | None = None,
     context_fn: Callable[[], AbstractContextManager[Any]] | None = None,
+    early_stop: bool = False,
     verify: bool = False,
 ) -> LayersRecompute:
     """Run whole layers again in backward instead of keeping what they save.
@@ -127,6 +129,7 @@ def recompute_layers(
         layers: As in `RecomputeLayersConfig`.
         stack: As in `RecomputeLayersConfig`.
         context_fn: As in `RecomputeLayersConfig`.
+        early_stop: As in `RecomputeLayersConfig`.
         verify: As in `RecomputeLayersConfig`.
 
     Returns:
@@ -149,6 +152,7 @@ def recompute_layers(
         layers=layers,
         stack=stack,
         context_fn=context_fn,
+        early_stop=early_stop,
         verify=verify,
     )
     check_model(recompute_layers, model)
