@@ -336,6 +336,9 @@ def test_options_that_are_off() -> None:
         ({}, {**NORM, "recompute_norm_num_layers": "2"}, "_num_layers is '2'"),
         ({}, {**NORM, "recompute_norm_num_layers": -1}, "num_layers is -1"),
         ({}, {**NORM, "recompute_norm_num_layers": 5}, "num_layers is 5"),
+        ({}, {**FULL, **ACTIVATION, "recompute_activation_function_num_layers": 3}, "2 of the 4"),
+        ({}, {**FULL, "recompute_method": None}, "recompute_method is not given"),
+        ({}, {"recompute_granularity": "layers"}, "recompute_granularity is 'layers'"),
         ({"bias_activation_fusion": True}, ACTIVATION, "cannot see"),
         (
             {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
@@ -351,8 +354,7 @@ def test_what_does_not_go_together(
     kinds = [type(module) for module in model.modules()]
     with pytest.raises(ConfigError, match=message):
         recompute(model, **asked)
-    if "recompute_granularity" not in asked:
-        assert [type(module) for module in model.modules()] == kinds
+    assert [type(module) for module in model.modules()] == kinds
 
 
 def test_beside_recompute_of_attention_by_megatron() -> None:

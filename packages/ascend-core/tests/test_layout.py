@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -68,3 +70,22 @@ def test_flattening_makes_no_copy() -> None:
     y = torch.ones(4, dtype=torch.complex64).conj()
     assert Layout.of(y).flatten(y).data_ptr() == y.data_ptr()
     assert not Layout.of(y).flatten(y).is_conj()
+
+
+@pytest.mark.parametrize(
+    ("view", "dense"),
+    [
+        (lambda x: x, True),
+        (lambda x: x.T, True),
+        (lambda x: x[:, :1], False),
+        (lambda x: x[1:], True),
+        (lambda x: x[:1].expand(4, 6), False),
+        (lambda x: x[:, ::2], False),
+        (lambda x: x.reshape(4, 1, 6).expand(4, 3, 6), False),
+        (lambda x: x[0, 0], True),
+    ],
+)
+def test_dense_is_a_view_without_gaps_or_repetitions(
+    view: Callable[[torch.Tensor], torch.Tensor], dense: bool
+) -> None:
+    assert Layout.of(view(torch.zeros(4, 6))).is_dense is dense

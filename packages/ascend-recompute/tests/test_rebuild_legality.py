@@ -866,3 +866,16 @@ def test_a_write_to_the_input_of_a_norm_that_widens_it_does_not_matter() -> None
         return [y, a.grad, fc.weight.grad]
 
     assert_same(program)
+
+
+@pytest.mark.parametrize("norm", [F.rms_norm, F.layer_norm])
+def test_an_expanded_input_that_is_as_large_as_its_storage(norm: Callable[..., Tensor]) -> None:
+    def program(region: Region) -> list[Tensor | None]:
+        a, fc = leaf(16, 16), nn.Linear(16, 16).bfloat16()
+        with region():
+            x = (a * 1).bfloat16()[:1].expand(16, 16)
+            y = fc(norm(x, (16,)))
+        y.square().sum().backward()
+        return [y, a.grad, fc.weight.grad]
+
+    assert_same(program)

@@ -567,8 +567,9 @@ def test_full_layers_are_counted_first() -> None:
     model = Model()
     assert chosen(recompute_layers(model, num_layers=1)) == ["layers.0"]
     assert chosen(recompute_activation(model)) == [f"layers.{n}.mlp" for n in (1, 2, 3)]
-    with pytest.warns(UserWarning, match="1 fully recomputed layers and 2 more are not the 4"):
+    with pytest.warns(UserWarning, match="1 fully recomputed layers and 2 more") as caught:
         assert chosen(recompute_norm(model, num_layers=2))[0] == "layers.1.norm1"
+    assert caught[0].filename == __file__
     model = Model()
     recompute_layers(model, num_layers=1)
     assert chosen(recompute_activation(model, num_layers=3))[-1] == "layers.3.mlp"
@@ -634,6 +635,58 @@ def test_models_without_layers_or_norms() -> None:
 
 
 # Verified ----------------------------------------------------------------------------------------
+
+
+@by_verb
+def test_a_backward_within_an_autocast_region_leaves_its_casts_alone(verb: str) -> None:
+    """A penalty on the gradient, and another model's backward, between two forwards."""
+
+    def gradients(*, on: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, other, x, y = Model().eval(), Model().eval(), batch().requires_grad_(), batch()
+        if on:
+            VERBS[verb](model)
+            VERBS[verb](other)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            loss = model(x).float().square().sum()
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            other(y).float().sum().backward()
+            loss = loss + slope.float().square().sum() + model(y).float().square().sum()
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    for ours, plain in zip(gradients(on=True), gradients(on=False), strict=True):
+        assert torch.equal(ours, plain)
+
+
+class Skipping(nn.Module):
+    """Calls some of its layers, some of them more than once."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers, self.order = layers, list(range(len(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place in self.order:
+            x = self.layers[place](x)
+        return x
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["by the model", "by the caller"])
+def test_a_report_is_of_the_latest_forward(*, whole: bool) -> None:
+    model, x = Skipping(nn.ModuleList(MLP() for _ in range(3))), batch()
+    handle = recompute_layers(model)
+
+    def saved(*order: int) -> list[int]:
+        model.order = list(order)
+        for _ in range(2):
+            (model if whole else functools.partial(Skipping.forward, model))(x).sum().backward()
+        return list(handle.report()["saved_bytes_by_layer"].values())
+
+    one = saved(0)[0]
+    assert one > 0 and saved(0, 1, 2) == [one, one, one]
+    if whole:
+        assert saved(1, 2) == [0, one, one]
+        assert saved(1, 1, 2, 0, 0, 0) == [3 * one, 2 * one, one]
 
 
 class Changing(nn.Module):

@@ -10,6 +10,9 @@ each turn brings a lock of its own, for the turns that are taken within it: they
 another, and never the one that waits for them. Which turn a thread is in, torch's own
 thread-local objects tell, since autograd hands them on from the thread that called backward to
 those that work for it. (Neither `threading.local` nor `contextvars` are handed on.)
+
+What remains: a replay that takes a gradient through a graph, on which another thread of the user's
+own runs backward meanwhile and replays. Autograd's node and the turn may then wait for each other.
 """
 
 from __future__ import annotations

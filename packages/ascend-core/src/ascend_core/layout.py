@@ -97,6 +97,18 @@ class Layout(NamedTuple):
         """Bytes of `span`."""
         return self.span * self.dtype.itemsize
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the span has no gaps, and each of its elements belongs to one of the tensor."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.size, strict=True)):
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
     def flatten(self, tensor: torch.Tensor, *, whole_storage: bool = False) -> torch.Tensor:
         """View what lies in the storage of `tensor`, which has this layout, as one dimension.
 

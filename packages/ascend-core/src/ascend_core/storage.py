@@ -190,7 +190,7 @@ def why_not_releasable(tensor: Tensor, others: Iterable[Tensor] = ()) -> str | N
         return "it has no bytes."
     storage = tensor.untyped_storage()
     covered = tensor.numel() * tensor.element_size()
-    if tensor.storage_offset() != 0 or storage.nbytes() != covered or not _is_dense(tensor):
+    if tensor.storage_offset() != 0 or storage.nbytes() != covered or not read(tensor).is_dense:
         return "it is a view of a larger storage, which others may read."
     # (`is_shared` is always true on CUDA.)
     if not storage.resizable() or (tensor.is_cpu and storage.is_shared()):
@@ -243,18 +243,6 @@ def _released(tensor: Tensor) -> Released | None:
 
 def _sees_released(value: Any) -> bool:
     return isinstance(value, Tensor) and is_released(value)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether each byte of the covered range belongs to exactly one element."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _shares(storage: torch.UntypedStorage, other: Tensor) -> bool:

@@ -129,7 +129,7 @@ def _first(wanted: int, count: int, free: list[int]) -> set[int]:
         warnings.warn(
             f"{count - len(free)} fully recomputed layers and {wanted} more are not the {count} "
             "layers of this model (or pipeline stage): the rest keep all that they save.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return set(free[:wanted])
 

@@ -67,7 +67,7 @@ class Widened:
     def _copy_of(self, value: Tensor) -> Operand | None:
         if value.dtype not in _NARROW or not value.requires_grad or not Layout.fits(value):
             return None
-        if value.untyped_storage().nbytes() != value.nbytes:
+        if value.untyped_storage().nbytes() != value.nbytes or not read(value).is_dense:
             return None
         edge = get_gradient_edge(value)
         copy = self._copies.get((edge.node, edge.output_nr))

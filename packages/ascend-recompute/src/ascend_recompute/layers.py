@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from ascend_core.errors import ConfigError
-from ascend_core.scope import around_call, owners
+from ascend_core.scope import around_call, around_forward, owners
 from ascend_recompute._options import check_model, merged
 from ascend_recompute._replay import Replay, is_worthwhile
 from ascend_recompute._stack import Named, Stack, find_stack, first_layers, named_stack
@@ -32,12 +33,15 @@ class _Latest(threading.local):
 
     position = -1
     replay: Callable[[], Replay | None] = staticmethod(lambda: None)
+    in_model = False  # whether the layer is called by the model, and not by itself
 
 
 class LayersRecompute:
     """The handle of `recompute_layers`: full recompute as it is on."""
 
-    def __init__(self, layers: Named, group: int, config: RecomputeLayersConfig) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Named, group: int, config: RecomputeLayersConfig
+    ) -> None:
         self._layers = list(layers)
         self._group = group
         self._config = config
@@ -49,12 +53,27 @@ class LayersRecompute:
             around_call(layer, functools.partial(self._run, position), owner=self)
             for position, layer in enumerate(layers.values())
         ]
+        self._hooks.append(around_forward(model, self._forward_of_model))
+
+    @contextlib.contextmanager
+    def _forward_of_model(self) -> Iterator[None]:
+        """Count anew, whichever layers the model calls, and however often."""
+        before, self._latest.in_model = self._latest.in_model, True
+        self._count_anew()
+        try:
+            yield
+        finally:
+            self._latest.in_model = before
+
+    def _count_anew(self) -> None:
+        if torch._C._current_graph_task_id() == -1 and is_worthwhile():
+            self._tally.begin()
 
     def _run(self, position: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not is_worthwhile():
             return call(*args, **kwargs)
-        if position == 0 and torch._C._current_graph_task_id() == -1:
-            self._tally.begin()
+        if position == 0 and not self._latest.in_model:
+            self._count_anew()
         name, latest = self._layers[position], self._latest
         follows = position % self._group != 0 and latest.position == position - 1
         replay = Replay(
@@ -160,7 +179,7 @@ def recompute_layers(
     chosen = _chosen(there, config)
     _check_free(model, chosen)
     group = config.num_layers or 1 if config.method == "uniform" else 1
-    return LayersRecompute(chosen, group, config)
+    return LayersRecompute(model, chosen, group, config)
 
 
 def _stack_of(model: nn.Module, name: str | None) -> Stack:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class RecomputePlan:
             if not _is_count(getattr(self, name)):
                 raise _bad_field(name, getattr(self, name), "it is a whole number, not below 0.")
         for name in ("seconds", "seconds_at_least"):
-            if type(getattr(self, name)) not in (int, float):
+            if not _is_duration(getattr(self, name)):
                 raise _bad_field(name, getattr(self, name), "it is a number of seconds.")
         if not isinstance(self.exact, bool):
             raise _bad_field("exact", self.exact, "it is True or False.")
@@ -78,6 +79,8 @@ class RecomputePlan:
             layers = getattr(self, name)
             if not isinstance(layers, tuple) or not all(map(self._has, layers)):
                 raise _bad_field(name, layers, f"it holds positions below {self.num_layers}.")
+            if len(set(layers)) < len(layers):
+                raise _bad_field(name, layers, "it holds each position once.")
         both = sorted(set(self.whole).intersection(self.activation + self.norm))
         if both:
             raise ConfigError(
@@ -138,7 +141,7 @@ class RecomputePlan:
             if document.pop("format") != _FORMAT:
                 raise ValueError("its format is another one")
             version = document.pop("version")
-            if version != _VERSION:
+            if type(version) is not int or version != _VERSION:
                 raise ValueError(f"its version is {version!r}, and this release reads {_VERSION}")
             for name in _POSITIONS:
                 document[name] = tuple(document[name])
@@ -176,6 +179,10 @@ class PlannedRecompute:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_duration(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _bad_field(name: str, value: object, why: str) -> ConfigError:

@@ -9,6 +9,7 @@ pipeline stage, or in each virtual one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -74,8 +75,21 @@ class _Full:
     def of(cls, options: Any, *, own: bool) -> _Full:
         granularity = getattr(options, "recompute_granularity", None)
         number = getattr(options, "recompute_num_layers", None)
+        if granularity not in (None, "full", "selective"):
+            raise ConfigError(
+                f"recompute_granularity is {granularity!r}.",
+                why="megatron-core recomputes whole layers, or selected modules.",
+                instead='write "full" or "selective", or leave it out.',
+            )
         if granularity == "full":
-            return cls(getattr(options, "recompute_method", None), number, own)
+            method = getattr(options, "recompute_method", None)
+            if method is None:
+                raise ConfigError(
+                    'recompute_granularity is "full", and recompute_method is not given.',
+                    why="it says which layers are recomputed.",
+                    instead='write recompute_method="block" or "uniform".',
+                )
+            return cls(method, number, own)
         modules = getattr(options, "recompute_modules", None) if granularity else None
         return cls(modules=tuple(modules or ()))
 
@@ -100,7 +114,7 @@ def recompute_by_options(model: nn.Module, options: Any) -> MegatronRecompute:
         A handle: `report()` says how many bytes are no longer held, `remove()` undoes.
 
     Raises:
-        ConfigError: When options do not go together, or with the model.
+        ConfigError: When options do not go together, or with the model; which is then as before.
     """
     config = next((m.config for m in model.modules() if hasattr(m, "config")), None)
     wanted = [name for name in _VERBS if _is_on(options, name)]
@@ -113,14 +127,17 @@ def recompute_by_options(model: nn.Module, options: Any) -> MegatronRecompute:
     ):
         _check_visible(model)
     handles: dict[str, Any] = {}
-    if full.method is not None and not full.own:
-        method: Any = full.method
-        handles["recompute_granularity"] = recompute_layers(
-            model, method=method, num_layers=full.num_layers
-        )
-    done = full.num_layers or 0 if full.own else 0
-    for name in wanted:
-        handles[name] = _VERBS[name](model, **_layers(model, options, name, done))
+    with contextlib.ExitStack() as undo:
+        if full.method is not None and not full.own:
+            method: Any = full.method
+            whole = recompute_layers(model, method=method, num_layers=full.num_layers)
+            handles["recompute_granularity"] = whole
+            undo.callback(whole.remove)
+        done = full.num_layers or 0 if full.own else 0
+        for name in wanted:
+            handles[name] = _VERBS[name](model, **_layers(model, options, name, done))
+            undo.callback(handles[name].remove)
+        undo.pop_all()
     return MegatronRecompute(handles)
 
 
