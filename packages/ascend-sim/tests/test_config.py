@@ -7,6 +7,7 @@ import pytest
 
 from ascend_sim import ConfigError, SimConfig
 from ascend_sim.config import parse_size
+from ascend_sim.profile import PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,15 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ({"hbm": 0}, "no memory"),
         ({"devices": 0}, "devices=0 cannot be simulated.*\n.*from 1 to 64"),
         ({"devices": 65}, "devices=65"),
-        ({"schedule": "fast"}, "eager, thread, lazy"),
+        ({"schedule": "fast"}, "eager, thread, lazy, early, random, timed"),
         ({"h2d_gbps": 0.0}, "h2d_gbps"),
         ({"d2h_gbps": float("inf")}, "d2h_gbps"),
         ({"d2d_gbps": float("nan")}, "d2d_gbps"),
         ({"copy_latency_us": -1.0}, "copy_latency_us"),
         ({"copy_latency_us": float("nan")}, "copy_latency_us"),
         ({"query_stall": -1}, "query_stall"),
+        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"profile": "/no/such.toml"}, "/no/such.toml is no profile"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -63,6 +66,9 @@ def test_every_option_can_come_from_the_environment() -> None:
         "ASCENDSIM_POISON": "yes",
         "ASCENDSIM_QUERY_STALL": "7",
         "ASCENDSIM_STRICT": "1",
+        "ASCENDSIM_SEED": "3",
+        "ASCENDSIM_PROFILE": str(PUBLISHED),
+        "ASCENDSIM_TRACE": "1",
     }
     expected = SimConfig(
         hbm="64M",
@@ -75,6 +81,9 @@ def test_every_option_can_come_from_the_environment() -> None:
         poison=True,
         query_stall=7,
         strict=True,
+        seed=3,
+        profile=str(PUBLISHED),
+        trace=True,
     )
     assert len(environment) == len(dataclasses.fields(SimConfig))
     assert SimConfig.from_environment(environment) == expected

@@ -16,6 +16,14 @@ RUNS = 10
 Race = Callable[[bool], bool]
 
 
+def zeros() -> torch.Tensor:
+    return torch.zeros(N, device="npu")
+
+
+def pinned(value: float) -> torch.Tensor:
+    return torch.full((N,), value).pin_memory()
+
+
 def offload_before_the_producer(synchronised: bool) -> bool:
     """D2H on a side stream, of what the compute stream still computes."""
     side, host = torch.npu.Stream(), torch.full((N,), -1.0, pin_memory=True)
@@ -70,11 +78,113 @@ def host_before_the_copy(synchronised: bool) -> bool:
     return bool(host.eq(4).all())
 
 
+def reload_before_the_offload(synchronised: bool) -> bool:
+    """H2D on a side stream, of what another side stream still brings to the host."""
+    main, offload, reload = torch.npu.current_stream(), torch.npu.Stream(), torch.npu.Stream()
+    x, y, host = zeros(), zeros(), torch.full((N,), -1.0, pin_memory=True)
+    torch.npu.synchronize()
+    x.add_(2)
+    offload.wait_stream(main)
+    with torch.npu.stream(offload):
+        host.copy_(x, non_blocking=True)
+    if synchronised:
+        reload.wait_stream(offload)
+    with torch.npu.stream(reload):
+        y.copy_(host, non_blocking=True)
+    main.wait_stream(reload)
+    return bool(y.cpu().eq(2).all())
+
+
+def reload_in_place_before_the_offload(synchronised: bool) -> bool:
+    """The same on the compute stream: the inline path, which megatron-core forgets."""
+    main, offload = torch.npu.current_stream(), torch.npu.Stream()
+    x, y, host = zeros(), zeros(), torch.full((N,), -1.0, pin_memory=True)
+    torch.npu.synchronize()
+    x.add_(2)
+    offload.wait_stream(main)
+    with torch.npu.stream(offload):
+        host.copy_(x, non_blocking=True)
+    if synchronised:
+        main.wait_stream(offload)
+    y.copy_(host, non_blocking=True)
+    return bool(y.cpu().eq(2).all())
+
+
+def prefetch_over_a_buffer_in_use(synchronised: bool) -> bool:
+    """H2D on a side stream, into what the compute stream still reads."""
+    main, side, host = torch.npu.current_stream(), torch.npu.Stream(), pinned(3.0)
+    x = zeros().add_(1)
+    torch.npu.synchronize()
+    before = x * 2
+    if synchronised:
+        side.wait_stream(main)
+    with torch.npu.stream(side):
+        x.copy_(host, non_blocking=True)
+    main.wait_stream(side)
+    after = x * 2
+    return bool(before.cpu().eq(2).all()) and bool(after.cpu().eq(6).all())
+
+
+def prefetch_into_a_recycled_block(synchronised: bool) -> bool:
+    """The same by way of the allocator: a block of the side stream's own is free for it at once."""
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
+    first, second = pinned(1.0), pinned(3.0)
+    torch.npu.synchronize()
+    with torch.npu.stream(side):
+        x = first.to("npu", non_blocking=True)
+    main.wait_stream(side)
+    before = x * 2
+    del x
+    if synchronised:
+        side.wait_stream(main)
+    with torch.npu.stream(side):
+        x = second.to("npu", non_blocking=True)
+    main.wait_stream(side)
+    after = x * 2
+    return bool(before.cpu().eq(2).all()) and bool(after.cpu().eq(6).all())
+
+
+def step_before_the_gradients_are_reduced(synchronised: bool) -> bool:
+    """A kernel of a side stream, in place of a reduce-scatter, and an optimizer that is early."""
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
+    weight, gradient = zeros(), zeros()
+    torch.npu.synchronize()
+    gradient.add_(8)
+    side.wait_stream(main)
+    with torch.npu.stream(side):
+        gradient.div_(2)
+    if synchronised:
+        main.wait_stream(side)
+    weight.sub_(gradient)
+    return bool(weight.cpu().eq(-4).all())
+
+
+def forward_before_the_weights_are_gathered(synchronised: bool) -> bool:
+    """A kernel of a side stream, in place of an all-gather, and a forward pass that is early."""
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
+    weight, shard = zeros(), zeros()
+    torch.npu.synchronize()
+    shard.add_(5)
+    side.wait_stream(main)
+    with torch.npu.stream(side):
+        weight.copy_(shard)
+    if synchronised:
+        main.wait_stream(side)
+    output = weight * 2
+    return bool(output.cpu().eq(10).all())
+
+
 RACES = [
     offload_before_the_producer,
     consumer_before_the_prefetch,
     free_before_the_side_stream,
     host_before_the_copy,
+    reload_before_the_offload,
+    reload_in_place_before_the_offload,
+    prefetch_over_a_buffer_in_use,
+    prefetch_into_a_recycled_block,
+    step_before_the_gradients_are_reduced,
+    forward_before_the_weights_are_gathered,
 ]
 
 

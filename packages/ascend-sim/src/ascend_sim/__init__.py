@@ -13,6 +13,9 @@ from ascend_sim.counters import Counters
 from ascend_sim.errors import BuildError, ConfigError, FaultNotReachedError, RefusedError, SimError
 from ascend_sim.inject import Fault
 from ascend_sim.kernels import Fate
+from ascend_sim.profile import Profile
+from ascend_sim.races import Race
+from ascend_sim.timeline import Report, StreamReport, Timeline
 
 __all__ = [
     "SCHEDULES",
@@ -22,10 +25,15 @@ __all__ = [
     "Fate",
     "Fault",
     "FaultNotReachedError",
+    "Profile",
+    "Race",
     "RefusedError",
+    "Report",
     "SimConfig",
     "SimError",
     "Simulator",
+    "StreamReport",
+    "Timeline",
     "__version__",
     "current",
     "start",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from ascend_sim.config import SCHEDULES, SimConfig
 from ascend_sim.counters import Counters
+from ascend_sim.races import Race, Touch
+from ascend_sim.spans import Kind, Span
 
-ABI = 1
+ABI = 2
 
 # The names by which torch_npu finds the runtime. The first has all functions, the others need it.
 LIBRARIES = (
@@ -30,13 +32,20 @@ class _Settings(ctypes.Structure):
     _fields_ = (
         ("hbm_bytes", ctypes.c_uint64),
         ("query_stall", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
         ("h2d_gbps", ctypes.c_double),
         ("d2h_gbps", ctypes.c_double),
         ("d2d_gbps", ctypes.c_double),
         ("copy_latency_us", ctypes.c_double),
+        ("launch_us", ctypes.c_double),
+        ("kernel_us", ctypes.c_double),
+        ("memory_gbps", ctypes.c_double),
+        ("matmul_tflops_16", ctypes.c_double),
+        ("matmul_tflops_32", ctypes.c_double),
         ("devices", ctypes.c_uint32),
         ("schedule", ctypes.c_int32),
         ("poison", ctypes.c_int32),
+        ("trace", ctypes.c_int32),
     )
 
 
@@ -66,6 +75,38 @@ class _Counters(ctypes.Structure):
     )
 
 
+class _Span(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("ticket", ctypes.c_uint64),
+        ("after_ticket", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("flops", ctypes.c_uint64),
+        ("submitted_ns", ctypes.c_uint64),
+        ("begin_ns", ctypes.c_uint64),
+        ("end_ns", ctypes.c_uint64),
+        ("kind", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("stream", ctypes.c_int32),
+        ("after_stream", ctypes.c_int32),
+    )
+
+
+class _Race(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_char_p),
+        ("second", ctypes.c_char_p),
+        ("first_ticket", ctypes.c_uint64),
+        ("second_ticket", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("first_stream", ctypes.c_int32),
+        ("second_stream", ctypes.c_int32),
+        ("first_writes", ctypes.c_int32),
+        ("second_writes", ctypes.c_int32),
+    )
+
+
 class Runtime:
     """The loaded libraries.
 
@@ -83,6 +124,10 @@ class Runtime:
         self._acl.ascendsim_inject.restype = ctypes.c_uint64
         self._acl.ascendsim_inject.argtypes = (ctypes.c_int32, ctypes.c_uint64)
         self._acl.ascendsim_take_error.argtypes = (ctypes.c_char_p, ctypes.c_uint64)
+        for function in (self._acl.ascendsim_spans, self._acl.ascendsim_take_races):
+            function.restype = ctypes.c_uint64
+            function.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+        self._acl.ascendsim_clock.restype = ctypes.c_uint64
         assert self._acl.ascendsim_abi() == ABI
 
     def configure(self, config: SimConfig) -> None:
@@ -90,14 +135,19 @@ class Runtime:
         settings = _Settings(
             hbm_bytes=config.hbm_bytes,
             query_stall=config.query_stall,
+            seed=config.seed,
             h2d_gbps=config.h2d_gbps or 0.0,
             d2h_gbps=config.d2h_gbps or 0.0,
             d2d_gbps=config.d2d_gbps or 0.0,
-            copy_latency_us=config.copy_latency_us,
+            copy_latency_us=config.copy_latency_us or 0.0,
             devices=config.devices,
             schedule=SCHEDULES.index(config.schedule),
             poison=int(config.poison),
+            trace=int(config.trace),
         )
+        if config.schedule == "timed":
+            for name, figure in dataclasses.asdict(config.rates()).items():
+                setattr(settings, name, figure)
         status = self._acl.ascendsim_configure(ctypes.byref(settings))
         assert status == 0, "the runtime was used before it was configured"
 
@@ -137,6 +187,65 @@ class Runtime:
     def drain(self) -> None:
         """Run every task that was submitted."""
         self._acl.ascendsim_drain()
+
+    def reseed(self) -> None:
+        """Let the schedule "random" choose as at its beginning."""
+        self._acl.ascendsim_reseed()
+
+    def clock_ns(self) -> int:
+        """Read the host's modelled clock."""
+        return int(self._acl.ascendsim_clock())
+
+    def keep_spans(self, keep: bool) -> None:
+        """Begin to keep the spans of the modelled clock, with none, or end to."""
+        self._acl.ascendsim_keep_spans(int(keep))
+
+    def spans(self) -> list[Span]:
+        """Copy the spans that were kept."""
+        room = self._acl.ascendsim_spans(None, 0)
+        read = (_Span * room)()
+        self._acl.ascendsim_spans(read, room)
+        return [
+            Span(
+                name=span.name.decode(),
+                kind=Kind(span.kind),
+                device=span.device,
+                stream=span.stream,
+                ticket=span.ticket,
+                after=(span.after_stream, span.after_ticket) if span.after_ticket else None,
+                bytes=span.bytes,
+                flops=span.flops,
+                submitted_ns=span.submitted_ns,
+                begin_ns=span.begin_ns,
+                end_ns=span.end_ns,
+            )
+            for span in read
+        ]
+
+    def take_races(self) -> list[Race]:
+        """Take the races that were found since the last call."""
+        room = 1024
+        read = (_Race * room)()
+        found = min(room, self._acl.ascendsim_take_races(read, room))
+        return [
+            Race(
+                first=Touch(
+                    race.first.decode(),
+                    race.first_stream,
+                    race.first_ticket,
+                    bool(race.first_writes),
+                ),
+                second=Touch(
+                    race.second.decode(),
+                    race.second_stream,
+                    race.second_ticket,
+                    bool(race.second_writes),
+                ),
+                address=race.address,
+                bytes=race.bytes,
+            )
+            for race in read[:found]
+        ]
 
     def take_error(self) -> str | None:
         """Take the oldest error of a task that failed, if there is one."""

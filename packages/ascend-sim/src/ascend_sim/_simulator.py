@@ -9,8 +9,11 @@ from contextlib import AbstractContextManager
 from ascend_sim._runtime import Runtime
 from ascend_sim.config import SimConfig
 from ascend_sim.counters import Counters
+from ascend_sim.errors import RefusedError
 from ascend_sim.inject import Fault, injected
 from ascend_sim.kernels import Fate, Kernels
+from ascend_sim.races import Race
+from ascend_sim.timeline import Timeline
 
 
 class Simulator:
@@ -69,6 +72,59 @@ class Simulator:
             yield
         finally:
             self._kernels.set_strict(self.config.strict)
+
+    @contextlib.contextmanager
+    def timeline(self) -> Iterator[Timeline]:
+        """Keep what happens within the block on the modelled clock of the schedule "timed".
+
+        The handle is filled when the block ends. Before and after, all streams are drained, so that
+        nothing crosses the block's borders; the drain at the end is no wait of the program's.
+
+            with simulator.timeline() as timeline:
+                step()
+            print(timeline.report())
+
+        Raises:
+            RefusedError: In another schedule: there is no clock.
+        """
+        if self.config.schedule != "timed":
+            raise RefusedError(
+                "There is no timeline here.",
+                why=f'only the schedule "timed" has a clock, and this is "{self.config.schedule}"',
+                instead='start(schedule="timed"), or pytest --npu-sim=timed',
+            )
+        self._runtime.drain()
+        timeline = Timeline(self._runtime.clock_ns(), round(self.config.rates().launch_us * 1000))
+        self._runtime.keep_spans(True)
+        try:
+            yield timeline
+        finally:
+            host_ns = self._runtime.clock_ns()
+            self._runtime.drain()
+            self._runtime.keep_spans(False)
+            timeline.fill(self._runtime.spans(), host_ns)
+
+    def races(self) -> list[Race]:
+        """Take the races that were found since the last call; `trace` must be on.
+
+        Each names two tasks that touch the same bytes, one of them writing, with nothing that
+        orders them. They are found in every schedule, whether or not a value went wrong. What the
+        host reads and writes itself is not seen.
+
+        Raises:
+            RefusedError: When `trace` is off.
+        """
+        if not self.config.trace:
+            raise RefusedError(
+                "Races are not traced here.",
+                why="the option trace is off",
+                instead="start(trace=True), or ASCENDSIM_TRACE=1",
+            )
+        return self._runtime.take_races()
+
+    def reseed(self) -> None:
+        """Let the schedule "random" choose as at its beginning. The plug-in does before a test."""
+        self._runtime.reseed()
 
     def drain(self) -> None:
         """Run every task that was submitted, on all streams of all devices.

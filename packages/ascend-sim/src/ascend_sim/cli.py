@@ -35,9 +35,15 @@ _MEANINGS = {
     "d2d_gbps": "the same within and between devices",
     "copy_latency_us": "microseconds added to each copy between host and device",
     "poison": "fresh and freed memory reads as NaN",
-    "query_stall": "in lazy: how often an event answers 'not yet'",
+    "query_stall": "how often an event answers 'not yet' before a query lets a task run",
     "strict": "an operator without a simulated kernel is an error",
+    "seed": "what the choices of random begin with",
+    "profile": "the rates and latencies of timed, a TOML file",
+    "trace": "name the tasks of races and the wait that is missing",
 }
+
+_UNSET = {"profile": "the package's"}
+_METAVARS = {"hbm": "SIZE", "profile": "FILE"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,14 +106,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_option(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
     # A text of an option is read as that of its environment variable, so that both mean the same.
     flag = "--" + name.replace("_", "-")
-    unset = "as fast as memory is" if default is None else default
+    unset = (
+        _UNSET.get(name, "the profile's in timed, elsewhere none") if default is None else default
+    )
     meaning = f"{_MEANINGS[name]} (default: {unset})"
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_const", const="1", help=_MEANINGS[name])
     elif name == "schedule":
         parser.add_argument(flag, choices=SCHEDULES, help=meaning)
     else:
-        metavar = "SIZE" if name == "hbm" else "N"
+        metavar = _METAVARS.get(name, "N")
         parser.add_argument(flag, metavar=metavar, help=meaning, type=_readable(name))
 
 

@@ -6,11 +6,13 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ascend_sim.errors import ConfigError
+from ascend_sim.profile import PUBLISHED, Profile
 
-SCHEDULES = ("eager", "thread", "lazy")
+SCHEDULES = ("eager", "thread", "lazy", "early", "random", "timed")
 MAX_DEVICES = 64
 
 PREFIX = "ASCENDSIM_"
@@ -31,17 +33,26 @@ class SimConfig:
         devices: How many devices there are.
         schedule: When a submitted task runs. "eager": at once. "thread": on one thread per stream.
             "lazy": only when a synchronisation asks, with exactly what that depends on, so that a
-            missing synchronisation shows on every run.
-        h2d_gbps: Bandwidth from host to device in 1e9 bytes per second; None: as fast as it goes.
+            missing synchronisation shows on every run. "early": the main stream's as in "lazy", a
+            side stream's as soon as what it waits for is reached. "random": any that can run, by a
+            seeded choice. "timed": in the order of a modelled clock.
+        h2d_gbps: Bandwidth from host to device in 1e9 bytes per second; None: the profile's in
+            "timed", otherwise as fast as it goes.
         d2h_gbps: The same from device to host.
         d2d_gbps: The same within and between devices.
-        copy_latency_us: Microseconds added to each copy between host and device.
+        copy_latency_us: Microseconds added to each copy between host and device; None: the
+            profile's in "timed", otherwise 0.
         poison: Fill fresh and freed memory with bytes that read as NaN.
-        query_stall: In "lazy", an event answers "not yet" this often before a query lets a task
-            run. The caching allocators query on every allocation, so a small number hides races;
-            any number lets a polling loop end.
+        query_stall: Where tasks wait for a synchronisation ("lazy", "early", "random", "timed"), an
+            event answers "not yet" this often before a query lets a task run. The caching
+            allocators query on every allocation, so a small number hides races; any number lets a
+            polling loop end.
         strict: Raise where a program calls an operator that torch_npu itself would have to run and
             that no simulated kernel stands for, instead of leaving it to torch_npu.
+        seed: What the choices of "random" begin with.
+        profile: Path of the rates and latencies of "timed"; None: the package's.
+        trace: Note which bytes each task touches, so that `Simulator.races` can name the tasks of
+            a race and the wait that is missing.
     """
 
     hbm: str | int = "4G"
@@ -50,10 +61,13 @@ class SimConfig:
     h2d_gbps: float | None = None
     d2h_gbps: float | None = None
     d2d_gbps: float | None = None
-    copy_latency_us: float = 0.0
+    copy_latency_us: float | None = None
     poison: bool = False
     query_stall: int = 100_000
     strict: bool = False
+    seed: int = 0
+    profile: str | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -79,10 +93,11 @@ class SimConfig:
                 raise ConfigError(
                     f"{name}={speed} is no bandwidth.", instead="a positive number, or None"
                 )
-        if not (self.copy_latency_us >= 0 and math.isfinite(self.copy_latency_us)):
+        latency = self.copy_latency_us
+        if latency is not None and not (latency >= 0 and math.isfinite(latency)):
             raise ConfigError(
-                f"copy_latency_us={self.copy_latency_us} is no duration.",
-                instead="microseconds, 0 or more",
+                f"copy_latency_us={latency} is no duration.",
+                instead="microseconds, 0 or more; or None",
             )
         if self.query_stall < 0:
             raise ConfigError(
@@ -90,6 +105,21 @@ class SimConfig:
                 why="it is how often an event answers that it is not reached yet",
                 instead="a whole number, 0 or more",
             )
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed={self.seed} is no seed.", instead="0 or more, below 2**64")
+        if self.profile is not None:
+            self.rates()
+
+    def rates(self) -> Profile:
+        """Return what "timed" goes by: the profile, and the options that take its place.
+
+        Raises:
+            ConfigError: When `profile` names no profile.
+        """
+        profile = Profile.read(PUBLISHED if self.profile is None else Path(self.profile))
+        names = ("h2d_gbps", "d2h_gbps", "d2d_gbps", "copy_latency_us")
+        given = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(profile, **{k: v for k, v in given.items() if v is not None})
 
     @property
     def hbm_bytes(self) -> int:
@@ -150,6 +180,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
     by_type: dict[str, Callable[[str], Any]] = {
         "str | int": str,
         "str": str,
+        "str | None": str,
         "int": _whole,
         "float": _number,
         "float | None": _number,

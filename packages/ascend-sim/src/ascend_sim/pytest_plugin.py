@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
@@ -50,6 +50,28 @@ def pytest_report_header() -> str | None:
     """Say at the top what device is simulated."""
     running = current()
     return f"ascend-sim: {running.config}" if running else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test meet the same choices of the schedule "random", whatever ran before it."""
+    if running := current():
+        running.reseed()
+        if running.config.trace:
+            running.races()  # those of the test before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say below a failed test which races were found in it, where they are traced."""
+    report = yield
+    running = current()
+    if running and running.config.trace and call.when == "call" and report.failed:
+        text = "\n".join(str(race) for race in running.races())
+        report.sections.append(("races on the simulated NPU", text or "none"))
+    return report
 
 
 @pytest.hookimpl(trylast=True)

@@ -18,6 +18,7 @@ using at::Tensor;
 
 constexpr int64_t kSoftmaxCopies = 8;
 constexpr int64_t kCompressedMask = 2048;
+constexpr int64_t kForwardMatmuls = 2, kBackwardMatmuls = 5;  // the scores are computed anew
 
 // The arguments of one call by name: the schemas differ in order, in spelling and in
 // whether a list or a number is a tensor on the host.
@@ -179,7 +180,7 @@ struct Call {
             host(inputs.mask)};
   }
 
-  // The number of bits of the dropout mask.
+  // The number of bits of the dropout mask: one per query, key and head.
   int64_t mask_size() const {
     if (options.layout != Layout::kTND) {
       const auto [s, t, b] = lengths();
@@ -192,6 +193,18 @@ struct Call {
       kv = options.kv_ends[i];
     }
     return options.heads * pairs;
+  }
+
+  // Its inputs read, and that many matrices of scores, as torch.utils.flop_counter counts: a mask
+  // saves nothing.
+  Work work(int64_t matmuls) const {
+    Work work;
+    const auto& [q, k, v, pse, mask] = inputs;
+    for (const Tensor& t : {q, k, v, pse, mask}) work.read(t);
+    const bool hidden = options.layout == Layout::kBSH || options.layout == Layout::kSBH;
+    const int64_t head_size = hidden ? q.size(-1) / options.heads : q.size(-1);
+    work.multiply(2 * matmuls * mask_size() * head_size, q.element_size());
+    return work;
   }
 
   c10::DeviceIndex device() const { return inputs.query.device().index(); }
@@ -236,7 +249,9 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Tensor sum = at::empty_like(max);
   auto body = [in = call.host_inputs(), how = call.options, o = host_alias(output),
                m = host_alias(max), s = host_alias(sum)] { attention_forward(in, how, o, m, s); };
-  launch("npu::npu_fusion_attention", call.device(), std::move(body));
+  Work work = call.work(kForwardMatmuls);
+  for (const Tensor& t : {output, max, sum}) work.write(t);
+  launch("npu::npu_fusion_attention", call.device(), work, std::move(body));
   torch::jit::drop(*stack, op.schema().arguments().size());
   torch::jit::push(*stack, output, max, sum, at::empty({0}, options));
   if (op.schema().returns()[4].type()->kind() == c10::TypeKind::TensorType) {
@@ -262,7 +277,10 @@ void backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                dy = host_alias(call.arguments.tensor("dy"))] {
     attention_backward(in, dy, how, places);
   };
-  launch("npu::npu_fusion_attention_grad", call.device(), std::move(body));
+  Work work = call.work(kBackwardMatmuls);
+  for (const Tensor& t : {grads.query, grads.key, grads.value, grads.pse}) work.write(t);
+  work.read(call.arguments.tensor("dy"));
+  launch("npu::npu_fusion_attention_grad", call.device(), work, std::move(body));
   const size_t returns = op.schema().returns().size();
   const Tensor none = at::empty({0}, in.query.options());  // gradients of sink and of the ropes
   torch::jit::drop(*stack, op.schema().arguments().size());

@@ -57,7 +57,10 @@ Tensor& reshape_out(const Tensor& input, at::IntArrayRef shape, bool, Tensor& ou
   auto body = [from = host_alias(input), sizes = shape.vec(), to = host_alias(out)] {
     to.copy_(from.reshape(sizes));
   };
-  launch("npu::npu_reshape.out", input.device().index(), std::move(body));
+  Work work;
+  work.read(input);
+  work.write(out);
+  launch("npu::npu_reshape.out", input.device().index(), work, std::move(body));
   return out;
 }
 

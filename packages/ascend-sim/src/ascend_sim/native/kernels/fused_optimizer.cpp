@@ -59,7 +59,11 @@ std::tuple<Tensor, Tensor, Tensor> apply_adam_w_out(
   Tensor largest = adam.amsgrad ? host_alias(*max_grad_norm) : Tensor();
   auto body = [adam, var = host_alias(out[0]), m = host_alias(out[1]), v = host_alias(out[2]),
                g = host_alias(grad), largest] { step(adam, var, m, v, g, largest); };
-  launch("npu::npu_apply_adam_w.out", grad.device().index(), std::move(body));
+  Work work;
+  work.read(grad);
+  for (const Tensor& t : out) work.update(t);
+  if (adam.amsgrad) work.update(*max_grad_norm);
+  launch("npu::npu_apply_adam_w.out", grad.device().index(), work, std::move(body));
   return {out[0], out[1], out[2]};
 }
 

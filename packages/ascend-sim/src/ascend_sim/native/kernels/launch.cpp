@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "link.h"
 
@@ -70,6 +71,17 @@ void run_task(void* argument) {
   }
 }
 
+void enqueue(void* stream, const char* name, const Work& work, void (*run)(void*),
+             void* argument) {
+  const std::vector<AscendsimAccess>& accesses = work.accesses();
+  const AscendsimKernel kernel{name,         run,
+                               argument,     work.flops(),
+                               work.bytes(), work.flop_bytes(),
+                               accesses.data(), accesses.size()};
+  const int error = link().launch(stream, &kernel);
+  TORCH_CHECK(error == 0, "[ascend-sim] ", name, " could not be enqueued: error ", error);
+}
+
 }  // namespace
 
 HostDispatch::HostDispatch()
@@ -81,19 +93,19 @@ void raise_pending_error() {
   TORCH_CHECK(false, "[ascend-sim] an asynchronous kernel failed: ", text);
 }
 
-void launch(const char* name, c10::DeviceIndex device, std::function<void()> body) {
+void launch(const char* name, c10::DeviceIndex device, const Work& work,
+            std::function<void()> body) {
   void* stream = current_stream(device);
   const bool fails = link().kernel_begins(name) != 0;
   auto* task = new Task{name, stream, fails, at::get_num_threads(), std::move(body)};
-  const AscendsimKernel kernel{name, &run_task, task, /*flops=*/0, /*bytes=*/0};
-  const int error = link().launch(stream, &kernel);  // may already have run and freed the task
-  TORCH_CHECK(error == 0, "[ascend-sim] ", name, " could not be enqueued: error ", error);
+  enqueue(stream, name, work, &run_task, task);  // may already have run and freed the task
 }
 
-void run_inline(const char* name, c10::DeviceIndex device, bool waits,
+void run_inline(const char* name, c10::DeviceIndex device, bool waits, const Work& work,
                 const std::function<void()>& body) {
   void* stream = current_stream(device);
   const bool fails = link().kernel_begins(name) != 0;
+  enqueue(stream, name, work, /*run=*/nullptr, /*argument=*/nullptr);
   if (waits) {
     const int error = link().synchronize(stream);
     raise_pending_error();

@@ -6,6 +6,8 @@
 
 #include <functional>
 
+#include "work.h"
+
 namespace ascendsim::kernels {
 
 // While it lives, operators on this thread go straight to the host's kernels: no autograd, no
@@ -23,12 +25,14 @@ void raise_pending_error();
 
 // Enqueues `body` on the current stream of `device`. `body` captures aliases (host_alias), and
 // no NPU tensor: that would keep memory alive which the program has freed. `name` lives for ever.
-void launch(const char* name, c10::DeviceIndex device, std::function<void()> body);
+void launch(const char* name, c10::DeviceIndex device, const Work& work,
+            std::function<void()> body);
 
 // Runs `body` at once, after everything on the current stream of `device`. `waits` says that the
 // real operator waits too (its output's shape depends on data): then it counts as one
-// synchronisation, otherwise the wait is the simulator's own.
-void run_inline(const char* name, c10::DeviceIndex device, bool waits,
+// synchronisation, otherwise the wait is the simulator's own. A task that does nothing stands on the
+// stream for the time that `work` takes.
+void run_inline(const char* name, c10::DeviceIndex device, bool waits, const Work& work,
                 const std::function<void()>& body);
 
 }  // namespace ascendsim::kernels

@@ -44,6 +44,11 @@ void connect() {
   resolve(runtime, "ascendsim_report_error", g_link.report_error);
   resolve(runtime, "ascendsim_take_error", g_link.take_error);
   resolve(runtime, "aclrtSynchronizeStream", g_link.synchronize);
+  void (*settings)(AscendsimSettings*) = nullptr;
+  resolve(runtime, "ascendsim_settings", settings);
+  AscendsimSettings read;
+  settings(&read);
+  g_link.traces = read.trace != 0;
   void* torch_npu = loaded("libtorch_npu.so");
   resolve(torch_npu, "_ZN7c10_npu19getCurrentNPUStreamEa", g_torch_npu.current_stream);
   resolve(torch_npu, "_ZNK7c10_npu9NPUStream6streamEv", g_torch_npu.handle);

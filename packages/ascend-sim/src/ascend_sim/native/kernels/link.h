@@ -14,6 +14,7 @@ struct Link {
   AscendsimReportError report_error;
   AscendsimTakeError take_error;
   int (*synchronize)(void* stream);  // aclrtSynchronizeStream: counted, as the real operator's is
+  bool traces;                       // the settings ask for a trace of accesses
 };
 
 // Resolves every name. Throws c10::Error, naming what is missing.

@@ -66,6 +66,7 @@ SimulatedOperator::SimulatedOperator(const c10::OperatorHandle& op, std::optiona
     : op_(op),
       signature_(op),
       own_(std::move(own)),
+      flops_(flop_rule(signature_.name)),
       planner_(op_, signature_, own_ ? OutputPlanner::kMeta : OutputPlanner::kMetaOrHost) {}
 
 void SimulatedOperator::operator()(const c10::OperatorHandle&, c10::DispatchKeySet,
@@ -152,7 +153,8 @@ std::vector<c10::IValue> SimulatedOperator::submit(const torch::jit::Stack& argu
     copy_results(*host, places);
     host->clear();
   };
-  launch(signature_.name.c_str(), device, std::move(body));
+  const Work work = work_of(signature_, flops_, arguments, results);
+  launch(signature_.name.c_str(), device, work, std::move(body));
   return results;
 }
 
@@ -168,7 +170,9 @@ std::vector<c10::IValue> SimulatedOperator::run_now(const torch::jit::Stack& arg
     outs.emplace_back(npu, at::empty({0}, npu.options().device(at::kCPU)));
     host[i] = outs.back().second;
   }
-  run_inline(signature_.name.c_str(), device, signature_.waits, [&] { call_host(host); });
+  // What it returns is not known before it runs, and counts as nothing.
+  const Work work = work_of(signature_, flops_, arguments, {});
+  run_inline(signature_.name.c_str(), device, signature_.waits, work, [&] { call_host(host); });
   const auto to_npu = [&](const at::Tensor& t) {
     if (!t.defined()) return t;
     at::Tensor npu = at::empty_strided(t.sizes(), t.strides(), options_on(device, t.scalar_type()));

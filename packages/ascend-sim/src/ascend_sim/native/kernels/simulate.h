@@ -11,6 +11,7 @@
 
 #include "outputs.h"
 #include "signature.h"
+#include "work.h"
 
 namespace ascendsim::kernels {
 
@@ -57,6 +58,7 @@ class SimulatedOperator final : public c10::OperatorKernel {
   const c10::OperatorHandle op_;
   const Signature signature_;
   const std::optional<HostKernel> own_;
+  const FlopRule flops_;  // null: it multiplies no matrices
   OutputPlanner planner_;
 };
 

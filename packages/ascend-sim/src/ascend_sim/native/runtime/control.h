@@ -7,25 +7,47 @@
 
 #define ASCENDSIM_API extern "C" __attribute__((visibility("default")))
 
-#define ASCENDSIM_ABI 1u
+#define ASCENDSIM_ABI 2u
 
 // The order in which submitted tasks run.
 enum AscendsimSchedule : int32_t {
   ASCENDSIM_EAGER = 0,   // at submission
   ASCENDSIM_THREAD = 1,  // by one worker thread per stream: copies and kernels overlap
   ASCENDSIM_LAZY = 2,    // only when a synchronisation asks, with exactly what that depends on
+  ASCENDSIM_EARLY = 3,   // side streams as soon as they can, main streams as in `lazy`
+  ASCENDSIM_RANDOM = 4,  // whichever can, by a seeded choice
+  ASCENDSIM_TIMED = 5,   // in the order of a modelled clock
+};
+
+// What a task is, for the model of time. (WAITING: no task, but the host in a synchronisation.)
+enum AscendsimKind : int32_t {
+  ASCENDSIM_KIND_KERNEL = 0,
+  ASCENDSIM_KIND_H2D = 1,
+  ASCENDSIM_KIND_D2H = 2,
+  ASCENDSIM_KIND_D2D = 3,
+  ASCENDSIM_KIND_HOST = 4,
+  ASCENDSIM_KIND_RECORD = 5,
+  ASCENDSIM_KIND_WAIT = 6,
+  ASCENDSIM_KIND_WAITING = 7,
 };
 
 struct AscendsimSettings {
   uint64_t hbm_bytes;    // capacity of each device
-  uint64_t query_stall;  // lazy: this many queries of an event answer "not yet" and run nothing
+  uint64_t query_stall;  // this many queries of an event answer "not yet" and let nothing run
+  uint64_t seed;         // random
   double h2d_gbps;       // 1e9 bytes per second from host to device; 0: as fast as memcpy
   double d2h_gbps;
   double d2d_gbps;
   double copy_latency_us;  // added to each copy that crosses between host and device
+  double launch_us;        // timed, here and below: what a submission costs the host
+  double kernel_us;        // what each kernel takes beside its work
+  double memory_gbps;      // what a kernel reads and writes
+  double matmul_tflops_16;  // multiplying numbers of at most 16 bits
+  double matmul_tflops_32;  // multiplying wider ones
   uint32_t devices;
   int32_t schedule;  // AscendsimSchedule
   int32_t poison;    // fill fresh and freed memory with a pattern that reads as NaN
+  int32_t trace;     // look for races among the accesses that tasks make
 };
 
 // Totals since the process began, all devices together.
@@ -50,6 +72,28 @@ enum AscendsimFault : int32_t {
   ASCENDSIM_FAULT_KERNEL = 3,
 };
 
+// A task that has ended in schedule `timed`, or (kind WAITING) a wait of the host for one. Times
+// are of the modelled clock.
+struct AscendsimSpan {
+  const char* name;
+  uint64_t ticket;  // its place on its stream, from 1; WAITING: of the task that was waited for
+  uint64_t after_ticket;  // kind WAIT: the task that the stream waited for; 0: none
+  uint64_t bytes, flops;
+  uint64_t submitted_ns, begin_ns, end_ns;
+  int32_t kind;  // AscendsimKind
+  int32_t device, stream, after_stream;
+};
+
+// Two accesses to the same bytes, at least one of them a write, that nothing orders.
+struct AscendsimRace {
+  const char* first;   // the task that was submitted first
+  const char* second;
+  uint64_t first_ticket, second_ticket;
+  uint64_t address, bytes;
+  int32_t first_stream, second_stream;
+  int32_t first_writes, second_writes;
+};
+
 ASCENDSIM_API uint32_t ascendsim_abi();
 
 // Returns 0, or -1 when a stream or an allocation exists already: settings are fixed by then.
@@ -69,3 +113,18 @@ ASCENDSIM_API void ascendsim_drain();
 // Takes the oldest asynchronous error, if there is one: copies at most `size` bytes of its text,
 // terminated, and returns 1. Returns 0 when there is none.
 ASCENDSIM_API int ascendsim_take_error(char* text, uint64_t size);
+
+// Lets schedule `random` choose as at its beginning.
+ASCENDSIM_API void ascendsim_reseed();
+
+// The host's modelled clock; 0 in other schedules than `timed`.
+ASCENDSIM_API uint64_t ascendsim_clock();
+
+// Begins (1) to keep the spans, with none, or ends (0) to.
+ASCENDSIM_API void ascendsim_keep_spans(int32_t keep);
+
+// Copies the spans that were kept, at most `room`, and returns how many there are.
+ASCENDSIM_API uint64_t ascendsim_spans(AscendsimSpan* spans, uint64_t room);
+
+// Takes the races that were found since the last call, at most `room`; the others are dropped.
+ASCENDSIM_API uint64_t ascendsim_take_races(AscendsimRace* races, uint64_t room);

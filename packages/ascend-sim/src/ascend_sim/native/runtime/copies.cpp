@@ -8,6 +8,7 @@
 #include "common.h"
 #include "faults.h"
 #include "memory.h"
+#include "model.h"
 #include "scheduler.h"
 
 namespace ascendsim {
@@ -22,28 +23,20 @@ Direction DirectionOf(const void* to, const void* from) {
   return from_device ? kDeviceToHost : kHostToHost;
 }
 
-double GigabytesPerSecond(Direction direction) {
-  const auto& s = Settings();
-  const std::array<double, 4> speeds = {s.h2d_gbps, s.d2h_gbps, s.d2d_gbps, 0};
-  return speeds[direction];
-}
-
-std::chrono::nanoseconds Duration(Direction direction, size_t bytes) {
-  const bool crosses = direction == kHostToDevice || direction == kDeviceToHost;
-  double nanoseconds = crosses ? Settings().copy_latency_us * 1e3 : 0;
-  const double speed = GigabytesPerSecond(direction);  // 1 GB/s is 1 byte per nanosecond
-  if (speed > 0) nanoseconds += static_cast<double>(bytes) / speed;
-  return std::chrono::nanoseconds(static_cast<int64_t>(nanoseconds));
+AscendsimKind KindOf(Direction direction) {
+  constexpr std::array kKinds = {ASCENDSIM_KIND_H2D, ASCENDSIM_KIND_D2H, ASCENDSIM_KIND_D2D,
+                                 ASCENDSIM_KIND_HOST};
+  return kKinds[direction];
 }
 
 // A direction has one engine: its copies follow one another. The bytes move at the end, so that who
-// reads too early reads the old ones.
+// reads too early reads the old ones. (In `timed` the clock moves, and nobody sleeps.)
 void Move(void* to, const void* from, size_t bytes, Direction direction) {
   static auto* engines = new std::array<std::mutex, 4>;
-  const auto duration = Duration(direction, bytes);
-  if (duration.count() > 0) {
+  const uint64_t duration = CopyNanoseconds(KindOf(direction), bytes);
+  if (duration > 0 && Settings().schedule != ASCENDSIM_TIMED) {
     const std::lock_guard engine((*engines)[direction]);
-    std::this_thread::sleep_for(duration);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(duration));
   }
   std::memmove(to, from, bytes);
 }
@@ -76,6 +69,27 @@ const char* NameOf(Direction direction) {
   return kNames[direction];
 }
 
+void SubmitFill(const StreamRef& stream, void* to, int value, size_t bytes) {
+  auto fill = [=] { std::memset(to, value, bytes); };
+  Scheduler::Get().Submit(stream, {.name = "memset",
+                                   .run = std::move(fill),
+                                   .after = {},
+                                   .bytes = bytes,
+                                   .accesses = {Access::Of(to, bytes, true)}});
+}
+
+void SubmitCopy(const StreamRef& stream, void* to, const void* from, size_t bytes,
+                Direction direction) {
+  auto move = [=] { Move(to, from, bytes, direction); };
+  Scheduler::Get().Submit(
+      stream, {.name = NameOf(direction),
+               .run = std::move(move),
+               .after = {},
+               .bytes = bytes,
+               .kind = KindOf(direction),
+               .accesses = {Access::Of(from, bytes, false), Access::Of(to, bytes, true)}});
+}
+
 }  // namespace
 }  // namespace ascendsim
 
@@ -86,9 +100,9 @@ using namespace ascendsim;
 ASCENDSIM_API int aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, int) {
   const Direction direction = DirectionOf(to, from);
   if (const int code = Begin(direction, room, bytes)) return code;
-  const int code = WaitFor(Scheduler::Get().DefaultStream(CurrentDevice()));
-  Move(to, from, bytes, direction);
-  return code;
+  const auto stream = Scheduler::Get().DefaultStream(CurrentDevice());
+  SubmitCopy(stream, to, from, bytes, direction);
+  return WaitFor(stream);
 }
 
 // Ordered on the stream. With pageable memory at the host's end it returns when the copy is done,
@@ -99,10 +113,7 @@ ASCENDSIM_API int aclrtMemcpyAsync(void* to, size_t room, const void* from, size
   if (!stream) return Fail(kBadParameter, "aclrtMemcpyAsync: unknown stream");
   const Direction direction = DirectionOf(to, from);
   if (const int code = Begin(direction, room, bytes)) return code;
-  auto move = [=] { Move(to, from, bytes, direction); };
-  Scheduler::Get().Submit(
-      stream,
-      {.name = NameOf(direction), .run = std::move(move), .after = {}, .flops = 0, .bytes = bytes});
+  SubmitCopy(stream, to, from, bytes, direction);
   const void* host = direction == kHostToDevice ? from : to;
   const bool crosses = direction == kHostToDevice || direction == kDeviceToHost;
   if (crosses && Memory::Get().Where(host) == Home::kPageable) return WaitFor(stream);
@@ -135,16 +146,15 @@ ASCENDSIM_API int aclrtMemcpyBatchAsync(void** to, size_t* rooms, void** from, s
 
 ASCENDSIM_API int aclrtMemset(void* to, size_t room, int value, size_t bytes) {
   if (bytes > room) return Fail(kBadParameter, "a memset is larger than its destination");
-  const int code = WaitFor(Scheduler::Get().DefaultStream(CurrentDevice()));
-  std::memset(to, value, bytes);
-  return code;
+  const auto stream = Scheduler::Get().DefaultStream(CurrentDevice());
+  SubmitFill(stream, to, value, bytes);
+  return WaitFor(stream);
 }
 
 ASCENDSIM_API int aclrtMemsetAsync(void* to, size_t room, int value, size_t bytes, void* handle) {
   if (bytes > room) return Fail(kBadParameter, "a memset is larger than its destination");
   const auto stream = Scheduler::Get().FindStream(handle);
   if (!stream) return Fail(kBadParameter, "aclrtMemsetAsync: unknown stream");
-  auto fill = [=] { std::memset(to, value, bytes); };
-  Scheduler::Get().Submit(stream, {.name = "memset", .run = std::move(fill), .after = {}});
+  SubmitFill(stream, to, value, bytes);
   return kOk;
 }

@@ -106,17 +106,24 @@ int ascendsim_take_error(char* text, uint64_t size) {
 int ascendsim_launch(void* stream, const AscendsimKernel* kernel) {
   const auto queue = Scheduler::Get().FindStream(stream);
   if (!queue) return Fail(kBadParameter, "ascendsim_launch: unknown stream");
-  auto run = [run = kernel->run, argument = kernel->argument] { run(argument); };
+  std::function<void()> run;
+  if (kernel->run) run = [run = kernel->run, argument = kernel->argument] { run(argument); };
+  std::vector<Access> accesses;
+  for (const auto* a = kernel->accesses; a != kernel->accesses + kernel->access_count; ++a) {
+    accesses.push_back(Access::Of(a->begin, a->bytes, a->writes != 0));
+  }
   Scheduler::Get().Submit(queue, {.name = kernel->name,
                                   .run = std::move(run),
                                   .after = {},
                                   .flops = kernel->flops,
-                                  .bytes = kernel->bytes});
+                                  .bytes = kernel->bytes,
+                                  .flop_bytes = kernel->flop_bytes,
+                                  .accesses = std::move(accesses)});
   return kOk;
 }
 
 void ascendsim_settle(void* stream) {
-  if (const auto queue = Scheduler::Get().FindStream(stream)) Scheduler::Get().Await(queue);
+  if (const auto queue = Scheduler::Get().FindStream(stream)) Scheduler::Get().Settle(queue);
 }
 
 int ascendsim_kernel_begins(const char*) {

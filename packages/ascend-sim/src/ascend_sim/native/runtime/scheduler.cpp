@@ -1,8 +1,10 @@
 #include "scheduler.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common.h"
+#include "schedules.h"
 
 namespace ascendsim {
 
@@ -23,7 +25,11 @@ StreamRef Scheduler::CreateStream(int device) {
   auto stream = std::make_shared<Stream>();
   stream->id = next_id_++;
   stream->device = device;
-  streams_[stream.get()] = stream;
+  stream->main = std::none_of(streams_.begin(), streams_.end(), [device](const auto& numbered) {
+    return numbered.second->device == device;
+  });
+  handles_[stream.get()] = stream;
+  streams_[stream->id] = stream;
   return stream;
 }
 
@@ -41,15 +47,16 @@ StreamRef Scheduler::DefaultStream(int device) {
 StreamRef Scheduler::FindStream(void* handle) {
   if (!handle) return DefaultStream(CurrentDevice());
   const Lock lock(mutex_);
-  const auto found = streams_.find(handle);
-  return found == streams_.end() ? nullptr : found->second;
+  const auto found = handles_.find(handle);
+  return found == handles_.end() ? nullptr : found->second;
 }
 
 void Scheduler::DestroyStream(const StreamRef& stream) {
   Await(stream);
   {
     const Lock lock(mutex_);
-    streams_.erase(stream.get());
+    handles_.erase(stream.get());
+    streams_.erase(stream->id);
     stream->stopping = true;
     stream->wake.notify_all();
   }
@@ -57,10 +64,12 @@ void Scheduler::DestroyStream(const StreamRef& stream) {
 }
 
 Point Scheduler::Push(const StreamRef& stream, Task task) {
-  stream->queue.push_back(std::move(task));
+  task.order = ++submitted_;
+  ++stream->submitted;
   stream->queries = 0;
-  ++submitted_;
-  return {stream, ++stream->submitted};
+  races_.Submitted({task.name, stream->id, stream->submitted}, stream->known, task.accesses);
+  stream->queue.push_back(std::move(task));
+  return {stream, stream->submitted};
 }
 
 Point Scheduler::Submit(const StreamRef& stream, Task task) {
@@ -74,35 +83,49 @@ void Scheduler::Record(const StreamRef& stream, const EventRef& event) {
   Lock lock(mutex_);
   auto stamp = [this, event] {
     const Lock inner(mutex_);
-    event->finished_ns = NowNanoseconds();
+    event->finished_ns = schedule_->Nanoseconds();
   };
-  event->last = Push(stream, {.name = "record", .run = std::move(stamp), .after = {}});
+  event->last = Push(stream, {.name = "record",
+                              .run = std::move(stamp),
+                              .after = {},
+                              .kind = ASCENDSIM_KIND_RECORD});
   event->queries = 0;
+  event->known = stream->known;
   schedule_->Submitted(lock, stream);
 }
 
 void Scheduler::MakeWait(const StreamRef& stream, const EventRef& event) {
   Lock lock(mutex_);
-  if (event->last.Reached()) return;
-  Push(stream, {.name = "wait", .run = {}, .after = event->last});
+  races_.Learn(stream->known, event->known);
+  Push(stream,
+       {.name = "wait", .run = {}, .after = event->last, .kind = ASCENDSIM_KIND_WAIT});
   schedule_->Submitted(lock, stream);
 }
 
 void Scheduler::Await(const StreamRef& stream) {
   Lock lock(mutex_);
+  races_.HostLearns(stream->known);
   schedule_->Await(lock, {stream, stream->submitted});
 }
 
 void Scheduler::Await(const EventRef& event) {
   Lock lock(mutex_);
+  races_.HostLearns(event->known);
   schedule_->Await(lock, Point(event->last));
+}
+
+void Scheduler::Settle(const StreamRef& stream) {
+  Lock lock(mutex_);
+  schedule_->Await(lock, {stream, stream->submitted});
 }
 
 void Scheduler::AwaitEach(const std::function<bool(const Stream&)>& chosen) {
   Lock lock(mutex_);
   std::vector<Point> goals;
-  for (const auto& [handle, stream] : streams_) {
-    if (chosen(*stream)) goals.push_back({stream, stream->submitted});
+  for (const auto& [id, stream] : streams_) {
+    if (!chosen(*stream)) continue;
+    races_.HostLearns(stream->known);
+    goals.push_back({stream, stream->submitted});
   }
   for (const auto& goal : goals) schedule_->Await(lock, goal);
 }
@@ -119,6 +142,7 @@ bool Scheduler::Query(const StreamRef& stream) {
   Lock lock(mutex_);
   const Point goal{stream, stream->submitted};
   if (!goal.Reached()) schedule_->Polled(lock, goal, ++stream->queries);
+  if (goal.Reached()) races_.HostLearns(stream->known);
   return goal.Reached();
 }
 
@@ -126,6 +150,7 @@ bool Scheduler::Query(const EventRef& event) {
   Lock lock(mutex_);
   const Point goal = event->last;
   if (!goal.Reached()) schedule_->Polled(lock, goal, ++event->queries);
+  if (goal.Reached()) races_.HostLearns(event->known);
   return goal.Reached();
 }
 
@@ -142,8 +167,18 @@ uint64_t Scheduler::Submitted() {
 uint64_t Scheduler::Pending() {
   const Lock lock(mutex_);
   uint64_t pending = 0;
-  for (const auto& [handle, stream] : streams_) pending += stream->submitted - stream->finished;
+  for (const auto& [id, stream] : streams_) pending += stream->submitted - stream->finished;
   return pending;
+}
+
+void Scheduler::Reseed() {
+  const Lock lock(mutex_);
+  schedule_->Reseed();
+}
+
+std::vector<AscendsimRace> Scheduler::TakeRaces() {
+  const Lock lock(mutex_);
+  return races_.Take();
 }
 
 void Scheduler::RunFront(Lock& lock, const StreamRef& stream) {
@@ -163,30 +198,30 @@ void Scheduler::Finish(const StreamRef& stream) {
   ++stream->finished;
   stream->busy = false;
   changed_.notify_all();
-  for (const auto& [handle, other] : streams_) {
+  for (const auto& [id, other] : streams_) {
     if (!other->queue.empty() && other->queue.front().after.stream == stream) {
       other->wake.notify_one();
     }
   }
 }
 
-// Runs the stream up to `goal`, and of other streams exactly what that depends on. A stream's front
-// task is the only one that can hold it up, so the recursion is at most as deep as there are
-// streams.
-void Scheduler::RunUntil(Lock& lock, const Point& goal) {
-  while (!goal.Reached()) {
-    if (goal.stream->busy) {  // on another thread
-      WaitForChange(lock);
-      continue;
-    }
-    // A copy: the queue changes whenever the lock is released.
-    const Point after = goal.stream->queue.front().after;
-    if (after.Reached()) {
-      RunFront(lock, goal.stream);
-    } else {
-      RunUntil(lock, after);
-    }
+// What holds a stream up is its front task, and what holds that up is a stream's front task again:
+// no cycle is possible, so the chain ends at a task that can run.
+void Scheduler::RunNext(Lock& lock, Point goal) {
+  while (!goal.stream->busy && !goal.stream->queue.front().after.Reached()) {
+    // A copy of both: the queue changes whenever the lock is released.
+    goal = Point(goal.stream->queue.front().after);
   }
+  if (goal.stream->busy) {  // on another thread
+    WaitForChange(lock);
+  } else {
+    RunFront(lock, goal.stream);
+  }
+}
+
+// Runs the stream up to `goal`, and of other streams exactly what that depends on.
+void Scheduler::RunUntil(Lock& lock, const Point& goal) {
+  while (!goal.Reached()) RunNext(lock, goal);
 }
 
 }  // namespace ascendsim

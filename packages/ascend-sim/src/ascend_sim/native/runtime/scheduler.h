@@ -11,11 +11,15 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
+
+#include "control.h"
+#include "races.h"
 
 namespace ascendsim {
 
@@ -35,18 +39,29 @@ struct Task {
   std::function<void()> run;  // may be empty
   Point after;                // what must be reached first
   uint64_t flops = 0, bytes = 0;
+  AscendsimKind kind = ASCENDSIM_KIND_KERNEL;
+  uint64_t flop_bytes = 0;            // of a number that is multiplied
+  std::vector<Access> accesses = {};  // a kernel's: where races are traced
+  uint64_t order = 0;                 // its place among the tasks of all streams
+
+  // Schedule `timed` only.
+  uint64_t submitted_ns = 0, begin_ns = 0, end_ns = 0;
+  bool begun = false;
 };
 
 // All fields are guarded by the scheduler's mutex.
 struct Stream {
   int id = 0;
   int device = 0;
+  bool main = false;  // its device's first: where torch_npu computes unless told otherwise
   std::deque<Task> queue;
   uint64_t submitted = 0;
   uint64_t finished = 0;
   uint64_t queries = 0;   // since the last submission
   bool busy = false;      // one of its tasks runs
   bool stopping = false;  // its worker is to end
+  uint64_t free_ns = 0;   // schedule `timed`: when its last task ended
+  Knowledge known;        // where races are traced: what its next task comes after
   std::condition_variable wake;
   std::thread worker;  // schedule `thread` only
 };
@@ -55,6 +70,7 @@ struct Event {
   Point last;            // of the latest record
   uint64_t queries = 0;  // since then
   uint64_t finished_ns = 0;
+  Knowledge known;  // where races are traced: what had finished once it is reached
 };
 using EventRef = std::shared_ptr<Event>;
 
@@ -69,9 +85,11 @@ class Schedule {
   virtual void Await(Lock& lock, const Point& goal) = 0;
   // The host asked, for the `times`-th time in a row, whether `goal` is reached; it is not.
   virtual void Polled(Lock& lock, const Point& goal, uint64_t times);
+  // The time at which the task that runs now ends.
+  virtual uint64_t Nanoseconds() const;
+  // Makes the choices of a random schedule begin anew.
+  virtual void Reseed() {}
 };
-
-std::unique_ptr<Schedule> MakeSchedule(Scheduler& scheduler);
 
 class Scheduler {
  public:
@@ -93,6 +111,8 @@ class Scheduler {
   void Await(const EventRef& event);
   void AwaitDevice(int device);
   void AwaitAll();
+  // Awaits a stream for the simulator's own sake: no order that the program could rely on.
+  void Settle(const StreamRef& stream);
 
   bool Query(const StreamRef& stream);
   bool Query(const EventRef& event);
@@ -100,9 +120,14 @@ class Scheduler {
 
   uint64_t Submitted();
   uint64_t Pending();
+  void Reseed();
+  std::vector<AscendsimRace> TakeRaces();
 
   // For schedules, which hold the lock.
+  const std::map<int, StreamRef>& Streams() const { return streams_; }
   void RunFront(Lock& lock, const StreamRef& stream);
+  // Runs the next task of those that `goal` depends on, or waits while another thread does.
+  void RunNext(Lock& lock, Point goal);
   void RunUntil(Lock& lock, const Point& goal);
   void WaitForChange(Lock& lock) { changed_.wait(lock); }
 
@@ -114,10 +139,12 @@ class Scheduler {
 
   std::mutex mutex_;
   std::condition_variable changed_;  // some task finished
-  std::unordered_map<void*, StreamRef> streams_;
+  std::unordered_map<void*, StreamRef> handles_;
+  std::map<int, StreamRef> streams_;  // by number, so that choices among them can be repeated
   std::unordered_map<int, StreamRef> defaults_;
   int next_id_ = 0;
   uint64_t submitted_ = 0;
+  Races races_;
   std::unique_ptr<Schedule> schedule_;
 };
 

@@ -1,10 +1,13 @@
-// The schedules: when a submitted task runs. A new one is a class here and a case in MakeSchedule.
+// The schedules that are as a real device could be, as lazy as can be, and not at all asynchronous.
+#include "schedules.h"
+
 #include "common.h"
-#include "scheduler.h"
 
 namespace ascendsim {
 
 void Schedule::Polled(Lock&, const Point&, uint64_t) {}
+
+uint64_t Schedule::Nanoseconds() const { return NowNanoseconds(); }
 
 namespace {
 
@@ -87,6 +90,12 @@ std::unique_ptr<Schedule> MakeSchedule(Scheduler& scheduler) {
       return std::make_unique<Threaded>(scheduler);
     case ASCENDSIM_LAZY:
       return std::make_unique<Lazy>(scheduler);
+    case ASCENDSIM_EARLY:
+      return MakeEarly(scheduler);
+    case ASCENDSIM_RANDOM:
+      return MakeRandom(scheduler);
+    case ASCENDSIM_TIMED:
+      return MakeTimed(scheduler);
     default:
       return std::make_unique<Eager>(scheduler);
   }

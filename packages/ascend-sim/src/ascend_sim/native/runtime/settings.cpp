@@ -11,13 +11,20 @@ namespace {
 AscendsimSettings settings = {
     .hbm_bytes = uint64_t{4} << 30,
     .query_stall = 100000,
+    .seed = 0,
     .h2d_gbps = 0,
     .d2h_gbps = 0,
     .d2d_gbps = 0,
     .copy_latency_us = 0,
+    .launch_us = 0,
+    .kernel_us = 0,
+    .memory_gbps = 0,
+    .matmul_tflops_16 = 0,
+    .matmul_tflops_32 = 0,
     .devices = 1,
     .schedule = ASCENDSIM_EAGER,
     .poison = 0,
+    .trace = 0,
 };
 std::atomic<bool> fixed{false};
 thread_local std::string failure;

@@ -64,7 +64,13 @@ struct Call {
 int Submit(const Call& call, const char* name, std::function<void()> run) {
   const auto stream = Scheduler::Get().FindStream(call.stream);
   if (!stream) return Fail(kBadParameter, std::string(name) + ": unknown stream");
-  Scheduler::Get().Submit(stream, {.name = name, .run = std::move(run), .after = {}});
+  const TensorDesc& desc = Desc(call.output_descs[0]);
+  const size_t bytes = desc.Elements() * ElementSize(desc.dtype);
+  Scheduler::Get().Submit(stream, {.name = name,
+                                   .run = std::move(run),
+                                   .after = {},
+                                   .bytes = bytes,
+                                   .accesses = {Access::Of(Data(call.outputs[0]), bytes, true)}});
   return kOk;
 }
 

@@ -201,7 +201,9 @@ ASCENDSIM_API int aclrtLaunchHostFunc(void* handle, void (*function)(void*), voi
   const auto stream = Scheduler::Get().FindStream(handle);
   if (!stream) return UnknownHandle("aclrtLaunchHostFunc");
   auto run = [=] { function(argument); };
-  Scheduler::Get().Submit(stream, {.name = "host", .run = std::move(run), .after = {}});
+  Scheduler::Get().Submit(
+      stream,
+      {.name = "host", .run = std::move(run), .after = {}, .kind = ASCENDSIM_KIND_HOST});
   return kOk;
 }
 

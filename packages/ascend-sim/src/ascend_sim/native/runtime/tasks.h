@@ -23,12 +23,22 @@
 
 #include "control.h"
 
+// Bytes that a kernel touches. A strided tensor counts as all from its first byte to its last.
+struct AscendsimAccess {
+  const void* begin;
+  uint64_t bytes;
+  int32_t writes;
+};
+
 struct AscendsimKernel {
   const char* name;  // must live as long as the process: an operator's name, or a literal
-  void (*run)(void* argument);
+  void (*run)(void* argument);  // null: the task takes its time and does nothing
   void* argument;
   uint64_t flops;  // 0 when unknown; for a schedule with a model of time
   uint64_t bytes;  // read and written; 0 when unknown
+  uint64_t flop_bytes;              // of a number that is multiplied
+  const AscendsimAccess* accesses;  // copied; may be null where settings ask for no trace
+  uint64_t access_count;
 };
 
 using AscendsimLaunch = int (*)(void* stream, const AscendsimKernel* kernel);
