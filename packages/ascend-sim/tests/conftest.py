@@ -22,7 +22,9 @@ WITHOUT_DEVICE = {
     "test_config.py",
     "test_machine.py",
     "test_package.py",
+    "test_profile.py",
     "test_runtime_mirror.py",
+    "test_timeline.py",
 }
 ROOT = Path(__file__).resolve().parents[3]
 
