@@ -26,6 +26,8 @@ from ascend_sim.spans import Kind, Span
 
 Run = Callable[..., str]
 
+ROOT = Path(__file__).resolve().parents[3]
+
 N = 3_000_000  # 12 MB: a copy takes 490 µs, a kernel that reads and writes them 22 µs
 COPY, KERNEL, SUBMIT = 490, 22, 5
 
@@ -79,8 +81,9 @@ def test_two_streams_are_exact(npu_sim: Simulator) -> None:
     assert (compute.kernel_us, compute.copy_us) == (2 * KERNEL, 0)
     # Idle from 0 to 10, when the host submits; from 32 to 495 for the copy. At the end it has
     # nothing left to do.
-    assert (compute.exposed_transfer_us, compute.other_idle_us) == (495 - 32, 10)
+    assert (compute.transfer_idle_us, compute.other_idle_us) == (495 - 32, 10)
     assert (side.kernel_us, side.copy_us) == (0, 2 * COPY)
+    assert report.exposed_transfer_us == 495 - 32
 
 
 @timed
@@ -331,6 +334,20 @@ def test_a_real_trace_can_be_read(npu_sim: Simulator, tmp_path: Path) -> None:
     trace: dict[str, Any] = json.loads((tmp_path / "trace.json").read_text())
     drawn = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 1]
     assert [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in drawn] == times(timeline.spans)
+
+
+@timed
+def test_the_published_figure_and_reports_are_what_the_model_says(
+    python: Run, tmp_path: Path
+) -> None:
+    program = (
+        "import ascend_sim; ascend_sim.start(); from benchmarks import prefetch as p; p.main()"
+    )
+    told = python(program, PYTHONPATH=str(ROOT))
+    page = (ROOT / "docs/ascend-sim.md").read_text()
+    assert told in page
+    drawn = (tmp_path / "prefetch-timeline.svg").read_text()
+    assert drawn == (ROOT / "docs/figures/prefetch-timeline.svg").read_text()
 
 
 @pytest.mark.schedules("eager", "thread", "lazy", "early", "random")

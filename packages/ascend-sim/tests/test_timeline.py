@@ -63,7 +63,7 @@ class Script:
 
 
 def idle(report: Report) -> tuple[float, float]:
-    return report.streams[0].exposed_transfer_us, report.streams[0].other_idle_us
+    return report.streams[0].transfer_idle_us, report.streams[0].other_idle_us
 
 
 def test_waiting_for_a_copy_is_exposed_once_the_host_has_asked_for_more() -> None:
@@ -127,6 +127,16 @@ def test_a_copy_that_waits_for_its_engine_waits_for_a_copy() -> None:
     script.wait(COMPUTE, 2, 50, copy)
     script.task(Kind.KERNEL, COMPUTE, 2, 50, 60)
     assert idle(script.report()) == (50 - 10, 0)
+
+
+def test_a_copy_on_the_compute_stream_itself_is_exposed() -> None:
+    script = Script()
+    script.task(Kind.KERNEL, COMPUTE, 0, 0, 10)
+    script.task(Kind.H2D, COMPUTE, 1, 10, 30)
+    script.task(Kind.KERNEL, COMPUTE, 2, 30, 40)
+    report = script.report()
+    assert idle(report) == (0, 0)
+    assert report.exposed_transfer_us == 20
 
 
 def test_the_compute_stream_is_the_one_with_the_most_kernels() -> None:

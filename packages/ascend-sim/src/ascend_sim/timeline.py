@@ -26,7 +26,7 @@ class StreamReport:
         stream: Its number.
         kernel_us: In which it ran kernels.
         copy_us: In which it copied.
-        exposed_transfer_us: In which it was idle, with work to come, only because of copies.
+        transfer_idle_us: In which it was idle, with work to come, only because of copies.
         other_idle_us: In which it was idle, with work to come, for another reason too.
     """
 
@@ -34,7 +34,7 @@ class StreamReport:
     stream: int
     kernel_us: float
     copy_us: float
-    exposed_transfer_us: float
+    transfer_idle_us: float
     other_idle_us: float
 
     @property
@@ -59,15 +59,20 @@ class Report:
 
     @property
     def exposed_transfer_us(self) -> float:
-        """In which the compute stream was idle, with work to come, only because of copies."""
-        return self.streams[0].exposed_transfer_us if self.streams else 0.0
+        """In which the compute stream did not compute only because of copies.
+
+        It was idle, with work to come, and waited for nothing but copies, or it copied itself. What
+        follows its last task is not counted: look at the makespan.
+        """
+        compute = self.streams[:1]
+        return sum(stream.transfer_idle_us + stream.copy_us for stream in compute)
 
     def __str__(self) -> str:
         columns = ("stream", "kernels", "copies", "idle: transfer", "idle: other")
         rows = [
             (
                 f"{'compute' if i == 0 else 'side'} {s.stream} (npu:{s.device})",
-                *(_us(t) for t in (s.kernel_us, s.copy_us, s.exposed_transfer_us, s.other_idle_us)),
+                *(_us(t) for t in (s.kernel_us, s.copy_us, s.transfer_idle_us, s.other_idle_us)),
             )
             for i, s in enumerate(self.streams)
         ]
@@ -150,7 +155,7 @@ def _report_of(idleness: Idleness, stream: int) -> StreamReport:
         stream=stream,
         kernel_us=kernels / 1000,
         copy_us=copies / 1000,
-        exposed_transfer_us=exposed / 1000,
+        transfer_idle_us=exposed / 1000,
         other_idle_us=(sum(idle.values()) - exposed) / 1000,
     )
 

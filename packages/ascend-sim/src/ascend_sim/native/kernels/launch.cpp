@@ -71,13 +71,11 @@ void run_task(void* argument) {
   }
 }
 
-void enqueue(void* stream, const char* name, const Work& work, void (*run)(void*),
-             void* argument) {
+void enqueue(void* stream, const char* name, const Work& work, void (*run)(void*), void* argument) {
   const std::vector<AscendsimAccess>& accesses = work.accesses();
-  const AscendsimKernel kernel{name,         run,
-                               argument,     work.flops(),
-                               work.bytes(), work.flop_bytes(),
-                               accesses.data(), accesses.size()};
+  const AscendsimKernel kernel{
+      name,           run, argument, work.flops(), work.bytes(), work.flop_bytes(), accesses.data(),
+      accesses.size()};
   const int error = link().launch(stream, &kernel);
   TORCH_CHECK(error == 0, "[ascend-sim] ", name, " could not be enqueued: error ", error);
 }

@@ -30,8 +30,8 @@ void launch(const char* name, c10::DeviceIndex device, const Work& work,
 
 // Runs `body` at once, after everything on the current stream of `device`. `waits` says that the
 // real operator waits too (its output's shape depends on data): then it counts as one
-// synchronisation, otherwise the wait is the simulator's own. A task that does nothing stands on the
-// stream for the time that `work` takes.
+// synchronisation, otherwise the wait is the simulator's own. A task that does nothing stands on
+// the stream for the time that `work` takes.
 void run_inline(const char* name, c10::DeviceIndex device, bool waits, const Work& work,
                 const std::function<void()>& body);
 

@@ -49,6 +49,7 @@ void connect() {
   AscendsimSettings read;
   settings(&read);
   g_link.traces = read.trace != 0;
+  g_link.weighs = g_link.traces || read.schedule == ASCENDSIM_TIMED;
   void* torch_npu = loaded("libtorch_npu.so");
   resolve(torch_npu, "_ZN7c10_npu19getCurrentNPUStreamEa", g_torch_npu.current_stream);
   resolve(torch_npu, "_ZNK7c10_npu9NPUStream6streamEv", g_torch_npu.handle);

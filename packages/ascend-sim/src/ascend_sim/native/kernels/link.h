@@ -15,6 +15,7 @@ struct Link {
   AscendsimTakeError take_error;
   int (*synchronize)(void* stream);  // aclrtSynchronizeStream: counted, as the real operator's is
   bool traces;                       // the settings ask for a trace of accesses
+  bool weighs;                       // they ask for one, or for a clock
 };
 
 // Resolves every name. Throws c10::Error, naming what is missing.

@@ -117,6 +117,7 @@ FlopRule flop_rule(const std::string& name) {
 Work work_of(const Signature& signature, FlopRule flops, const torch::jit::Stack& arguments,
              const std::vector<c10::IValue>& results) {
   Work work;
+  if (!link().weighs) return work;
   for (size_t i = 0; i < arguments.size(); ++i) {
     for_each_tensor(arguments[i], [&](const at::Tensor& t) {
       if (signature.out[i]) {

@@ -42,6 +42,7 @@ using FlopRule = uint64_t (*)(const torch::jit::Stack& arguments,
 // Null for an operator that multiplies no matrices.
 FlopRule flop_rule(const std::string& name);
 
+// Nothing, where the settings ask neither for a clock nor for a trace.
 Work work_of(const Signature& signature, FlopRule flops, const torch::jit::Stack& arguments,
              const std::vector<c10::IValue>& results);
 

@@ -38,10 +38,10 @@ struct AscendsimSettings {
   double h2d_gbps;       // 1e9 bytes per second from host to device; 0: as fast as memcpy
   double d2h_gbps;
   double d2d_gbps;
-  double copy_latency_us;  // added to each copy that crosses between host and device
-  double launch_us;        // timed, here and below: what a submission costs the host
-  double kernel_us;        // what each kernel takes beside its work
-  double memory_gbps;      // what a kernel reads and writes
+  double copy_latency_us;   // added to each copy that crosses between host and device
+  double launch_us;         // timed, here and below: what a submission costs the host
+  double kernel_us;         // what each kernel takes beside its work
+  double memory_gbps;       // what a kernel reads and writes
   double matmul_tflops_16;  // multiplying numbers of at most 16 bits
   double matmul_tflops_32;  // multiplying wider ones
   uint32_t devices;
@@ -86,7 +86,7 @@ struct AscendsimSpan {
 
 // Two accesses to the same bytes, at least one of them a write, that nothing orders.
 struct AscendsimRace {
-  const char* first;   // the task that was submitted first
+  const char* first;  // the task that was submitted first
   const char* second;
   uint64_t first_ticket, second_ticket;
   uint64_t address, bytes;

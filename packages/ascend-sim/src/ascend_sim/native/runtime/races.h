@@ -46,7 +46,7 @@ class Races {
  private:
   struct Cell {  // bytes that were touched alike
     uintptr_t end;
-    Doer writer;  // ticket 0: none
+    Doer writer;                // ticket 0: none
     std::vector<Doer> readers;  // since then, the last of each stream
   };
   using Cells = std::map<uintptr_t, Cell>;  // by first byte

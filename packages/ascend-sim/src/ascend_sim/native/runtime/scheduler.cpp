@@ -85,10 +85,9 @@ void Scheduler::Record(const StreamRef& stream, const EventRef& event) {
     const Lock inner(mutex_);
     event->finished_ns = schedule_->Nanoseconds();
   };
-  event->last = Push(stream, {.name = "record",
-                              .run = std::move(stamp),
-                              .after = {},
-                              .kind = ASCENDSIM_KIND_RECORD});
+  event->last =
+      Push(stream,
+           {.name = "record", .run = std::move(stamp), .after = {}, .kind = ASCENDSIM_KIND_RECORD});
   event->queries = 0;
   event->known = stream->known;
   schedule_->Submitted(lock, stream);
@@ -97,8 +96,7 @@ void Scheduler::Record(const StreamRef& stream, const EventRef& event) {
 void Scheduler::MakeWait(const StreamRef& stream, const EventRef& event) {
   Lock lock(mutex_);
   races_.Learn(stream->known, event->known);
-  Push(stream,
-       {.name = "wait", .run = {}, .after = event->last, .kind = ASCENDSIM_KIND_WAIT});
+  Push(stream, {.name = "wait", .run = {}, .after = event->last, .kind = ASCENDSIM_KIND_WAIT});
   schedule_->Submitted(lock, stream);
 }
 

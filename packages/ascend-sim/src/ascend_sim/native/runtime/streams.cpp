@@ -202,8 +202,7 @@ ASCENDSIM_API int aclrtLaunchHostFunc(void* handle, void (*function)(void*), voi
   if (!stream) return UnknownHandle("aclrtLaunchHostFunc");
   auto run = [=] { function(argument); };
   Scheduler::Get().Submit(
-      stream,
-      {.name = "host", .run = std::move(run), .after = {}, .kind = ASCENDSIM_KIND_HOST});
+      stream, {.name = "host", .run = std::move(run), .after = {}, .kind = ASCENDSIM_KIND_HOST});
   return kOk;
 }
 

@@ -34,8 +34,8 @@ struct AscendsimKernel {
   const char* name;  // must live as long as the process: an operator's name, or a literal
   void (*run)(void* argument);  // null: the task takes its time and does nothing
   void* argument;
-  uint64_t flops;  // 0 when unknown; for a schedule with a model of time
-  uint64_t bytes;  // read and written; 0 when unknown
+  uint64_t flops;                   // 0 when unknown; for a schedule with a model of time
+  uint64_t bytes;                   // read and written; 0 when unknown
   uint64_t flop_bytes;              // of a number that is multiplied
   const AscendsimAccess* accesses;  // copied; may be null where settings ask for no trace
   uint64_t access_count;
