@@ -328,6 +328,18 @@ def test_an_operator_that_waits_for_its_result_takes_its_time_too(npu_sim: Simul
 
 
 @timed
+def test_timelines_do_not_nest(npu_sim: Simulator) -> None:
+    with npu_sim.timeline() as timeline:
+        with pytest.raises(RefusedError, match="kept already"), npu_sim.timeline():
+            pass
+        torch.zeros(1, device="npu")
+    assert len(timeline.spans) == 1
+    with npu_sim.timeline() as timeline:
+        pass
+    assert timeline.spans == []
+
+
+@timed
 def test_a_real_trace_can_be_read(npu_sim: Simulator, tmp_path: Path) -> None:
     timeline = prefetch_and_offload(npu_sim)
     timeline.write_trace(tmp_path / "trace.json")

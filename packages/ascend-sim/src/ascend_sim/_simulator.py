@@ -27,6 +27,7 @@ class Simulator:
         self.config = config
         self._runtime = runtime
         self._kernels = kernels
+        self._keeps_timeline = False
 
     def counters(self) -> Counters:
         """Read the runtime's counters. Nothing is waited for."""
@@ -85,7 +86,7 @@ class Simulator:
             print(timeline.report())
 
         Raises:
-            RefusedError: In another schedule: there is no clock.
+            RefusedError: In another schedule: there is no clock. Or within another such block.
         """
         if self.config.schedule != "timed":
             raise RefusedError(
@@ -93,15 +94,23 @@ class Simulator:
                 why=f'only the schedule "timed" has a clock, and this is "{self.config.schedule}"',
                 instead='start(schedule="timed"), or pytest --npu-sim=timed',
             )
+        if self._keeps_timeline:
+            raise RefusedError(
+                "A timeline is being kept already.",
+                why="a block drains all streams, which would show in the outer one",
+                instead="one block, or one after the other",
+            )
         self._runtime.drain()
         timeline = Timeline(self._runtime.clock_ns(), round(self.config.rates().launch_us * 1000))
         self._runtime.keep_spans(True)
+        self._keeps_timeline = True
         try:
             yield timeline
         finally:
             host_ns = self._runtime.clock_ns()
             self._runtime.drain()
             self._runtime.keep_spans(False)
+            self._keeps_timeline = False
             timeline.fill(self._runtime.spans(), host_ns)
 
     def races(self) -> list[Race]:

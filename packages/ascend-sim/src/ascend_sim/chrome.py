@@ -7,7 +7,9 @@ A process is a device, and one more is the host; a thread is a stream. Tasks are
 
 from __future__ import annotations
 
+import bisect
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,15 +89,16 @@ def _host(spans: Sequence[Span], launch_ns: int) -> Iterator[Event]:
 
 def _arrows(spans: Sequence[Span]) -> Iterator[Event]:
     """From the last work before an event to the work that waited for it."""
-    work = sorted(_shown(spans), key=lambda span: (span.stream, span.ticket))
-    waits = [span for span in spans if span.after is not None]
-    for number, wait in enumerate(waits):
+    work: dict[int, list[Span]] = defaultdict(list)
+    for span in sorted(_shown(spans), key=lambda span: span.ticket):
+        work[span.stream].append(span)
+    for number, wait in enumerate(span for span in spans if span.after is not None):
         assert wait.after is not None
         stream, ticket = wait.after
-        causes = [w for w in work if w.stream == stream and w.ticket <= ticket]
-        effects = [w for w in work if w.stream == wait.stream and w.ticket > wait.ticket]
-        if causes and effects:
+        cause = bisect.bisect_right(work[stream], ticket, key=lambda span: span.ticket) - 1
+        effect = bisect.bisect_right(work[wait.stream], wait.ticket, key=lambda span: span.ticket)
+        if cause >= 0 and effect < len(work[wait.stream]):
             arrow = {"name": "event", "cat": "wait", "id": number}
-            start, end = causes[-1], effects[0]
+            start, end = work[stream][cause], work[wait.stream][effect]
             yield {**arrow, "ph": "s", **_place(start), "ts": start.end_ns / 1000}
             yield {**arrow, "ph": "f", "bp": "e", **_place(end), "ts": end.begin_ns / 1000}
