@@ -1,6 +1,6 @@
 """Races that the tracing of accesses finds: it names the tasks and the wait that is missing.
 
-Whether a race is found does not depend on the schedule: here it is `eager`, where none goes wrong.
+Whether a value went wrong does not matter: here the schedule is `eager`, where none does.
 """
 
 from __future__ import annotations

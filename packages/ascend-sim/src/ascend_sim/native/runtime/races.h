@@ -1,11 +1,15 @@
 // Looks for races: two tasks that touch the same bytes, one of them writing, and nothing that
-// orders them. It asks what *must* have happened before, never what has: the answer is the same in
-// every schedule, and whether or not a value went wrong.
+// orders them. It asks what had to happen before, not what did: a race is found whether or not a
+// value went wrong.
 //
 // Each stream knows, for every stream, up to which ticket tasks must have finished before its next
 // task begins. It learns from the events that it waits for, and from the host, which learns from
 // what it synchronises with and from each query that is answered "reached". (All host threads learn
 // together.) What the host itself reads and writes is not seen.
+//
+// The caching allocators query, too. Where tasks run early, their answers order much that nothing
+// else does; with queries that answer "not yet", as in `lazy`, only what the program asks for is
+// left.
 #pragma once
 
 #include <cstdint>
