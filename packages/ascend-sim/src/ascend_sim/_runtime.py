@@ -34,9 +34,11 @@ class _Settings(ctypes.Structure):
         ("d2h_gbps", ctypes.c_double),
         ("d2d_gbps", ctypes.c_double),
         ("copy_latency_us", ctypes.c_double),
+        ("collective_timeout_s", ctypes.c_double),
         ("devices", ctypes.c_uint32),
         ("schedule", ctypes.c_int32),
         ("poison", ctypes.c_int32),
+        ("blocking_sends", ctypes.c_int32),
     )
 
 
@@ -94,9 +96,11 @@ class Runtime:
             d2h_gbps=config.d2h_gbps or 0.0,
             d2d_gbps=config.d2d_gbps or 0.0,
             copy_latency_us=config.copy_latency_us,
+            collective_timeout_s=config.collective_timeout_s,
             devices=config.devices,
             schedule=SCHEDULES.index(config.schedule),
             poison=int(config.poison),
+            blocking_sends=int(config.blocking_sends),
         )
         status = self._acl.ascendsim_configure(ctypes.byref(settings))
         assert status == 0, "the runtime was used before it was configured"

@@ -40,6 +40,10 @@ class SimConfig:
         query_stall: In "lazy", an event answers "not yet" this often before a query lets a task
             run. The caching allocators query on every allocation, so a small number hides races;
             any number lets a polling loop end.
+        collective_timeout_s: Seconds that a rank waits for others, in a collective, in a send or a
+            receive, and in making a group. One that has ended is noticed at once.
+        blocking_sends: A send ends when it is received, rather than when it is sent, so that two
+            ranks that both send first wait for ever; on a device they may.
         strict: Raise where a program calls an operator that torch_npu itself would have to run and
             that no simulated kernel stands for, instead of leaving it to torch_npu.
     """
@@ -53,6 +57,8 @@ class SimConfig:
     copy_latency_us: float = 0.0
     poison: bool = False
     query_stall: int = 100_000
+    collective_timeout_s: float = 120.0
+    blocking_sends: bool = False
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -83,6 +89,11 @@ class SimConfig:
             raise ConfigError(
                 f"copy_latency_us={self.copy_latency_us} is no duration.",
                 instead="microseconds, 0 or more",
+            )
+        if not (self.collective_timeout_s > 0 and math.isfinite(self.collective_timeout_s)):
+            raise ConfigError(
+                f"collective_timeout_s={self.collective_timeout_s} is no time-out.",
+                instead="seconds, more than 0",
             )
         if self.query_stall < 0:
             raise ConfigError(

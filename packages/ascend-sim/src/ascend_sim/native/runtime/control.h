@@ -23,9 +23,11 @@ struct AscendsimSettings {
   double d2h_gbps;
   double d2d_gbps;
   double copy_latency_us;  // added to each copy that crosses between host and device
+  double collective_timeout_s;  // how long a rank waits for others
   uint32_t devices;
   int32_t schedule;  // AscendsimSchedule
   int32_t poison;    // fill fresh and freed memory with a pattern that reads as NaN
+  int32_t blocking_sends;  // a send ends when it is received
 };
 
 // Totals since the process began, all devices together.

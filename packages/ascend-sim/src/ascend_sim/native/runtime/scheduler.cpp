@@ -98,6 +98,11 @@ void Scheduler::Await(const EventRef& event) {
   schedule_->Await(lock, Point(event->last));
 }
 
+void Scheduler::Await(const Point& goal) {
+  Lock lock(mutex_);
+  schedule_->Await(lock, goal);
+}
+
 void Scheduler::AwaitEach(const std::function<bool(const Stream&)>& chosen) {
   Lock lock(mutex_);
   std::vector<Point> goals;
@@ -126,6 +131,11 @@ bool Scheduler::Query(const EventRef& event) {
   Lock lock(mutex_);
   const Point goal = event->last;
   if (!goal.Reached()) schedule_->Polled(lock, goal, ++event->queries);
+  return goal.Reached();
+}
+
+bool Scheduler::Reached(const Point& goal) {
+  const Lock lock(mutex_);
   return goal.Reached();
 }
 

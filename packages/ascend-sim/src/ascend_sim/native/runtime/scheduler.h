@@ -91,11 +91,13 @@ class Scheduler {
 
   void Await(const StreamRef& stream);
   void Await(const EventRef& event);
+  void Await(const Point& goal);
   void AwaitDevice(int device);
   void AwaitAll();
 
   bool Query(const StreamRef& stream);
   bool Query(const EventRef& event);
+  bool Reached(const Point& goal);  // runs nothing
   uint64_t FinishedNanoseconds(const EventRef& event);
 
   uint64_t Submitted();

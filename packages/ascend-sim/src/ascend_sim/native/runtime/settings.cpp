@@ -15,9 +15,11 @@ AscendsimSettings settings = {
     .d2h_gbps = 0,
     .d2d_gbps = 0,
     .copy_latency_us = 0,
+    .collective_timeout_s = 120,
     .devices = 1,
     .schedule = ASCENDSIM_EAGER,
     .poison = 0,
+    .blocking_sends = 0,
 };
 std::atomic<bool> fixed{false};
 thread_local std::string failure;
