@@ -47,6 +47,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ({"query_stall": -1}, "query_stall"),
         ({"seed": -1}, "seed=-1 is no seed"),
         ({"profile": "/no/such.toml"}, "/no/such.toml is no profile"),
+        ({"collective_timeout_s": 0.0}, "collective_timeout_s"),
+        ({"collective_timeout_s": float("inf")}, "collective_timeout_s"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -65,6 +67,8 @@ def test_every_option_can_come_from_the_environment() -> None:
         "ASCENDSIM_COPY_LATENCY_US": "10",
         "ASCENDSIM_POISON": "yes",
         "ASCENDSIM_QUERY_STALL": "7",
+        "ASCENDSIM_COLLECTIVE_TIMEOUT_S": "2.5",
+        "ASCENDSIM_BLOCKING_SENDS": "1",
         "ASCENDSIM_STRICT": "1",
         "ASCENDSIM_SEED": "3",
         "ASCENDSIM_PROFILE": str(PUBLISHED),
@@ -80,6 +84,8 @@ def test_every_option_can_come_from_the_environment() -> None:
         copy_latency_us=10.0,
         poison=True,
         query_stall=7,
+        collective_timeout_s=2.5,
+        blocking_sends=True,
         strict=True,
         seed=3,
         profile=str(PUBLISHED),

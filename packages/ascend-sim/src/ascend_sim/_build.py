@@ -70,7 +70,8 @@ def libraries() -> list[Library]:
     runtime, *aliases = LIBRARIES
     alias_links = ("-Wl,--no-as-needed", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN")
     return [
-        Library(runtime, _sources("runtime"), ("-O2",)),
+        # Integers wrap, as those of torch.
+        Library(runtime, _sources("runtime") + _sources("hccl"), ("-O2", "-fwrapv")),
         *(Library(name, _sources("alias"), (), alias_links) for name in aliases),
         Library(ALLOCATORS, _sources("allocators"), flags, links + npu_links, prefix),
         Library(KERNELS, _sources("kernels"), flags, links, prefix),

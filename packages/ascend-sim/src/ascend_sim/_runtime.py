@@ -37,6 +37,7 @@ class _Settings(ctypes.Structure):
         ("d2h_gbps", ctypes.c_double),
         ("d2d_gbps", ctypes.c_double),
         ("copy_latency_us", ctypes.c_double),
+        ("collective_timeout_s", ctypes.c_double),
         ("launch_us", ctypes.c_double),
         ("kernel_us", ctypes.c_double),
         ("memory_gbps", ctypes.c_double),
@@ -45,6 +46,7 @@ class _Settings(ctypes.Structure):
         ("devices", ctypes.c_uint32),
         ("schedule", ctypes.c_int32),
         ("poison", ctypes.c_int32),
+        ("blocking_sends", ctypes.c_int32),
         ("trace", ctypes.c_int32),
     )
 
@@ -140,9 +142,11 @@ class Runtime:
             d2h_gbps=config.d2h_gbps or 0.0,
             d2d_gbps=config.d2d_gbps or 0.0,
             copy_latency_us=config.copy_latency_us or 0.0,
+            collective_timeout_s=config.collective_timeout_s,
             devices=config.devices,
             schedule=SCHEDULES.index(config.schedule),
             poison=int(config.poison),
+            blocking_sends=int(config.blocking_sends),
             trace=int(config.trace),
         )
         if config.schedule == "timed":

@@ -36,6 +36,8 @@ _MEANINGS = {
     "copy_latency_us": "microseconds added to each copy between host and device",
     "poison": "fresh and freed memory reads as NaN",
     "query_stall": "how often an event answers 'not yet' before a query lets a task run",
+    "collective_timeout_s": "how long a rank waits for others",
+    "blocking_sends": "a send ends when it is received",
     "strict": "an operator without a simulated kernel is an error",
     "seed": "what the choices of random begin with",
     "profile": "the rates and latencies of timed, a TOML file",

@@ -47,6 +47,10 @@ class SimConfig:
             event answers "not yet" this often before a query lets a task run. The caching
             allocators query on every allocation, so a small number hides races; any number lets a
             polling loop end.
+        collective_timeout_s: Seconds that a rank waits for others, in a collective, in a send or a
+            receive, and in making a group. One that has ended is noticed at once.
+        blocking_sends: A send ends when it is received, rather than when it is sent, so that two
+            ranks that both send first wait for ever; on a device they may.
         strict: Raise where a program calls an operator that torch_npu itself would have to run and
             that no simulated kernel stands for, instead of leaving it to torch_npu.
         seed: What the choices of "random" begin with.
@@ -64,6 +68,8 @@ class SimConfig:
     copy_latency_us: float | None = None
     poison: bool = False
     query_stall: int = 100_000
+    collective_timeout_s: float = 120.0
+    blocking_sends: bool = False
     strict: bool = False
     seed: int = 0
     profile: str | None = None
@@ -98,6 +104,11 @@ class SimConfig:
             raise ConfigError(
                 f"copy_latency_us={latency} is no duration.",
                 instead="microseconds, 0 or more; or None",
+            )
+        if not (self.collective_timeout_s > 0 and math.isfinite(self.collective_timeout_s)):
+            raise ConfigError(
+                f"collective_timeout_s={self.collective_timeout_s} is no time-out.",
+                instead="seconds, more than 0",
             )
         if self.query_stall < 0:
             raise ConfigError(

@@ -38,16 +38,18 @@ struct AscendsimSettings {
   double h2d_gbps;       // 1e9 bytes per second from host to device; 0: as fast as memcpy
   double d2h_gbps;
   double d2d_gbps;
-  double copy_latency_us;   // added to each copy that crosses between host and device
-  double launch_us;         // timed, here and below: what a submission costs the host
-  double kernel_us;         // what each kernel takes beside its work
-  double memory_gbps;       // what a kernel reads and writes
-  double matmul_tflops_16;  // multiplying numbers of at most 16 bits
-  double matmul_tflops_32;  // multiplying wider ones
+  double copy_latency_us;       // added to each copy that crosses between host and device
+  double collective_timeout_s;  // how long a rank waits for others
+  double launch_us;             // timed, here and below: what a submission costs the host
+  double kernel_us;             // what each kernel takes beside its work
+  double memory_gbps;           // what a kernel reads and writes
+  double matmul_tflops_16;      // multiplying numbers of at most 16 bits
+  double matmul_tflops_32;      // multiplying wider ones
   uint32_t devices;
-  int32_t schedule;  // AscendsimSchedule
-  int32_t poison;    // fill fresh and freed memory with a pattern that reads as NaN
-  int32_t trace;     // look for races among the accesses that tasks make
+  int32_t schedule;        // AscendsimSchedule
+  int32_t poison;          // fill fresh and freed memory with a pattern that reads as NaN
+  int32_t blocking_sends;  // a send ends when it is received
+  int32_t trace;           // look for races among the accesses that tasks make
 };
 
 // Totals since the process began, all devices together.

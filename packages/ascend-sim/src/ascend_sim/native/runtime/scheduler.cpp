@@ -117,6 +117,11 @@ void Scheduler::Settle(const StreamRef& stream) {
   schedule_->Await(lock, {stream, stream->submitted});
 }
 
+void Scheduler::Await(const Point& goal) {
+  Lock lock(mutex_);
+  schedule_->Await(lock, goal);
+}
+
 void Scheduler::AwaitEach(const std::function<bool(const Stream&)>& chosen) {
   Lock lock(mutex_);
   std::vector<Point> goals;
@@ -149,6 +154,11 @@ bool Scheduler::Query(const EventRef& event) {
   const Point goal = event->last;
   if (!goal.Reached()) schedule_->Polled(lock, goal, ++event->queries);
   if (goal.Reached()) races_.HostLearns(event->known);
+  return goal.Reached();
+}
+
+bool Scheduler::Reached(const Point& goal) {
+  const Lock lock(mutex_);
   return goal.Reached();
 }
 

@@ -109,6 +109,7 @@ class Scheduler {
 
   void Await(const StreamRef& stream);
   void Await(const EventRef& event);
+  void Await(const Point& goal);
   void AwaitDevice(int device);
   void AwaitAll();
   // Awaits a stream for the simulator's own sake: no order that the program could rely on.
@@ -116,6 +117,7 @@ class Scheduler {
 
   bool Query(const StreamRef& stream);
   bool Query(const EventRef& event);
+  bool Reached(const Point& goal);  // runs nothing
   uint64_t FinishedNanoseconds(const EventRef& event);
 
   uint64_t Submitted();

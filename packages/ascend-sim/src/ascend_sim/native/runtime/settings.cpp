@@ -16,6 +16,7 @@ AscendsimSettings settings = {
     .d2h_gbps = 0,
     .d2d_gbps = 0,
     .copy_latency_us = 0,
+    .collective_timeout_s = 120,
     .launch_us = 0,
     .kernel_us = 0,
     .memory_gbps = 0,
@@ -24,6 +25,7 @@ AscendsimSettings settings = {
     .devices = 1,
     .schedule = ASCENDSIM_EAGER,
     .poison = 0,
+    .blocking_sends = 0,
     .trace = 0,
 };
 std::atomic<bool> fixed{false};
