@@ -157,6 +157,38 @@ def test_apply_adam_w(amsgrad: bool, maximize: bool, dtype: torch.dtype) -> None
     )
 
 
+@pytest.mark.parametrize("place", ["var", "m", "v", "grad", "largest"])
+def test_apply_adam_w_refuses_a_tensor_of_the_cpu(place: str) -> None:
+    given = {name: torch.ones(3).npu() for name in ("var", "m", "v", "grad", "largest")}
+    given[place] = given[place].cpu()
+    rest = (1e-2, 0.1, 0.9, 0.99, 1e-6, given["grad"], given["largest"], True, False)
+    with pytest.raises(RuntimeError, match=r"on the same device.*npu_apply_adam_w"):
+        torch_npu.npu_apply_adam_w(1.0, 1.0, *rest, out=(given["var"], given["m"], given["v"]))
+
+
+FUSED: dict[str, tuple[Callable[..., object], int]] = {
+    "npu_swiglu_backward": (lambda g, x: torch.ops.npu.npu_swiglu_backward(g, x), 2),
+    "npu_rms_norm": (lambda x, w: torch_npu.npu_rms_norm(x, w[0]), 2),
+    "npu_add_rms_norm": (lambda x, y, w: torch_npu.npu_add_rms_norm(x, y, w[0]), 3),
+    "npu_rotary_mul": (lambda x, c, s: torch.ops.npu.npu_rotary_mul(x, c, s), 3),
+    "npu_grouped_matmul": (
+        lambda x, w: torch_npu.npu_grouped_matmul([x], [w], split_item=0, group_type=-1),
+        2,
+    ),
+    "npu_reshape": (lambda x, y: torch.ops.npu.npu_reshape.out(x, [8, 8], out=y), 2),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_operators_refuse_a_tensor_of_the_cpu(name: str) -> None:
+    operator, arguments = FUSED[name]
+    for place in range(arguments):
+        given = [torch.ones(8, 8).npu() for _ in range(arguments)]
+        given[place] = given[place].cpu()
+        with pytest.raises(RuntimeError, match=rf"on the same device.*npu::{name}"):
+            operator(*given)
+
+
 def test_apply_adam_w_needs_out_as_the_real_one() -> None:
     with pytest.raises(RuntimeError, match="not implemented for Tensor"):
         grad = torch.ones(3).npu()

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "alias.h"
+#include "devices.h"
 #include "fused.h"
 #include "launch.h"
 
@@ -54,6 +55,11 @@ Tensor dtype_cast(const Tensor& input, at::ScalarType dtype) {
 // there, the source's stream does it.
 Tensor& reshape_out(const Tensor& input, at::IntArrayRef shape, bool, Tensor& out) {
   raise_pending_error();
+  if (!is_npu(input) || !is_npu(out)) {
+    CommonDevice device("npu::npu_reshape.out");
+    device.add(input);
+    device.add(out);
+  }
   auto body = [from = host_alias(input), sizes = shape.vec(), to = host_alias(out)] {
     to.copy_(from.reshape(sizes));
   };
