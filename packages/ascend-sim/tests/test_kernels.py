@@ -67,6 +67,19 @@ def test_without_strict_it_runs_and_is_named_once_and_counted(npu_sim: Simulator
     assert npu_sim.left_calls()[LEFT] >= before + 1
 
 
+def test_a_call_that_was_refused_is_not_the_first(npu_sim: Simulator) -> None:
+    name, x = "aten::special_i0e.out", torch.zeros(3, device="npu")
+    assert name in npu_sim.operators(Fate.LEFT)
+    with npu_sim.strict(), pytest.raises(NotImplementedError, match=name):
+        torch.special.i0e(x)
+    assert name not in npu_sim.left_calls()
+    with npu_sim.strict(False):
+        with pytest.warns(UserWarning, match=name):
+            torch.special.i0e(x)
+        torch.special.i0e(x)
+    assert npu_sim.left_calls()[name] == 2
+
+
 def test_an_operator_without_a_kernel_fails_with_its_name(npu_sim: Simulator) -> None:
     assert "npu::npu_mish" in npu_sim.operators(Fate.ABSENT)
     with pytest.raises(NotImplementedError, match=r"npu::npu_mish is not simulated"):
@@ -345,3 +358,12 @@ def test_a_private_format_is_accepted_and_stays_plain() -> None:
     assert torch.equal(cast, weight)
     assert torch_npu.npu_format_cast(weight, 2) is weight or torch.equal(weight, cast)
     assert torch_npu.get_npu_format(weight) == 2  # ND
+
+
+def test_a_format_that_there_is_not_is_refused() -> None:
+    import torch_npu
+
+    weight = torch.randn(16, 32, device="npu")
+    for cast in (torch_npu.npu_format_cast, torch_npu.npu_format_cast_):
+        with pytest.raises(RuntimeError, match="there is no format 12345"):
+            cast(weight, 12345)
