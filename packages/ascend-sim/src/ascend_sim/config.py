@@ -45,7 +45,8 @@ class SimConfig:
         d2h_gbps: The same from device to host.
         d2d_gbps: The same within and between devices.
         copy_latency_us: Microseconds added to each copy between host and device.
-        poison: Fill fresh and freed memory with bytes that read as NaN.
+        poison: Fill fresh and freed memory with bytes that read as NaN. Pinned memory that torch's
+            cache keeps is filled as it is handed out again.
         query_stall: In "lazy", an event answers "not yet" this often before a query lets a task
             run. The caching allocators query on every allocation, so a small number hides races;
             any number lets a polling loop end.
