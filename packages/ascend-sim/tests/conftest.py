@@ -27,6 +27,8 @@ WITHOUT_DEVICE = {
     "test_timeline.py",
 }
 ROOT = Path(__file__).resolve().parents[3]
+# Of a program that compiles nothing: one that takes longer hangs.
+LONGEST_SECONDS = 300
 
 Run = Callable[..., str]
 
@@ -65,7 +67,7 @@ def python(tmp_path: Path) -> Run:
     """A function that runs a program in a Python of its own and returns what it printed.
 
     Keyword arguments are variables of its environment. `fails=True`: it must fail, and what it
-    wrote to stderr is returned.
+    wrote to stderr is returned. A program that hangs fails the test.
     """
 
     def run(program: str, *, fails: bool = False, **variables: str) -> str:
@@ -77,6 +79,7 @@ def python(tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             check=False,
+            timeout=LONGEST_SECONDS,
         )
         assert (done.returncode != 0) == fails, done.stderr
         return done.stderr if fails else done.stdout

@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,33 @@ def test_a_failure_shows_what_the_compiler_said_and_leaves_nothing(
     assert not [path for path in Path(environment["ASCENDSIM_CACHE"]).iterdir() if path.is_dir()]
     source.write_text('extern "C" int answer() { return 1; }\n')
     assert _build.build(environment).is_dir()
+
+
+@pytest.mark.usefixtures("source")
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "cache"
+    with pytest.raises(BuildError, match=f"cannot be compiled into {cache}") as caught:
+        _build.build({"ASCENDSIM_CACHE": str(cache)})
+    assert "ASCENDSIM_CACHE" in caught.value.instead
+
+
+@pytest.mark.usefixtures("source")
+def test_what_was_compiled_may_be_read_by_whom_the_umask_lets(environment: dict[str, str]) -> None:
+    before = os.umask(0o027)
+    try:
+        home = _build.build(environment)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o750
+
+
+@pytest.mark.usefixtures("source")
+def test_what_a_killed_build_left_is_no_obstacle(environment: dict[str, str]) -> None:
+    home = _build.build(environment)
+    home.rename(home.with_suffix(".partial"))
+    assert _build.build(environment) == home
+    assert not home.with_suffix(".partial").exists()
 
 
 @pytest.mark.usefixtures("source")

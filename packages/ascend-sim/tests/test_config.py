@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import ascend_sim
 from ascend_sim import ConfigError, SimConfig
 from ascend_sim.config import parse_size
 from ascend_sim.profile import PUBLISHED
@@ -54,6 +55,45 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SimConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        ({"hbm": 1.5}, "a whole number of bytes, or a text"),
+        ({"hbm": None}, "a whole number of bytes, or a text"),
+        ({"hbm": True}, "a whole number of bytes, or a text"),
+        ({"devices": "2"}, "a whole number"),
+        ({"devices": 1.5}, "a whole number"),
+        ({"devices": True}, "a whole number"),
+        ({"schedule": None}, "a text"),
+        ({"h2d_gbps": "20"}, "a number, or None"),
+        ({"h2d_gbps": True}, "a number, or None"),
+        ({"copy_latency_us": None}, "a number"),
+        ({"query_stall": 1.5}, "a whole number"),
+        ({"poison": "yes"}, "True or False"),
+        ({"poison": 1}, "True or False"),
+        ({"strict": None}, "True or False"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(options: dict[str, Any], instead: str) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ConfigError) as caught:
+        SimConfig(**options)
+    assert caught.value.what == f"{name}={value!r} cannot be."
+    assert caught.value.instead.startswith(instead)
+
+
+def test_a_config_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"start\('64M'\).*\n.*by their names"):
+        ascend_sim.start("64M")  # type: ignore[arg-type]
+
+
+def test_the_same_device_is_the_same_config() -> None:
+    one, other = SimConfig(hbm="64M"), SimConfig(hbm=64 * 2**20)
+    assert one == other
+    assert len({one, other, SimConfig(hbm="65M"), SimConfig(hbm="64M", devices=2)}) == 3
+    assert one != "64M"
 
 
 def test_every_option_can_come_from_the_environment() -> None:

@@ -111,5 +111,32 @@ def test_a_block_that_raises_for_itself_disarms_the_fault(npu_sim: Simulator) ->
 
 
 def test_the_first_occurrence_is_1(npu_sim: Simulator) -> None:
-    with pytest.raises(ConfigError, match="nth=0"), npu_sim.fail(Fault.COPY, 0):
+    for nth in (0, -1, 1.5, True, "1"):
+        with pytest.raises(ConfigError, match=f"nth={nth!r}"), npu_sim.fail(Fault.COPY, nth):
+            pass
+
+
+def test_what_is_no_fault_or_fate_is_refused(npu_sim: Simulator) -> None:
+    wrong = pytest.raises(ConfigError, match=r"'copy' is no fault.\n.*Fault\.COPY")
+    with wrong, npu_sim.fail("copy"):
         pass
+    with pytest.raises(ConfigError, match=r"'left' is no fate.\n.*Fate\.LEFT"):
+        npu_sim.operators("left")
+
+
+def test_one_block_waits_for_a_fault_at_a_time(npu_sim: Simulator) -> None:
+    with npu_sim.fail(Fault.DEVICE_ALLOCATION, 2):
+        torch.empty(N, device="npu")
+        twice = pytest.raises(ConfigError, match=r"Fault\.DEVICE_ALLOCATION is awaited already")
+        with twice, npu_sim.fail(Fault.DEVICE_ALLOCATION, 7):
+            pass
+        with pytest.raises(torch.OutOfMemoryError, match="injected fault"):
+            torch.empty(N, device="npu")
+
+
+def test_blocks_of_different_faults_may_be_nested(npu_sim: Simulator) -> None:
+    with npu_sim.fail(Fault.DEVICE_ALLOCATION), npu_sim.fail(Fault.PINNED_ALLOCATION):
+        with pytest.raises(RuntimeError, match="out of pinned host memory"):
+            torch.empty(N, pin_memory=True)
+        with pytest.raises(torch.OutOfMemoryError, match="injected fault"):
+            torch.empty(N, device="npu")

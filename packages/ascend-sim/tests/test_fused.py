@@ -157,6 +157,38 @@ def test_apply_adam_w(amsgrad: bool, maximize: bool, dtype: torch.dtype) -> None
     )
 
 
+@pytest.mark.parametrize("place", ["var", "m", "v", "grad", "largest"])
+def test_apply_adam_w_refuses_a_tensor_of_the_cpu(place: str) -> None:
+    given = {name: torch.ones(3).npu() for name in ("var", "m", "v", "grad", "largest")}
+    given[place] = given[place].cpu()
+    rest = (1e-2, 0.1, 0.9, 0.99, 1e-6, given["grad"], given["largest"], True, False)
+    with pytest.raises(RuntimeError, match=r"on the same device.*npu_apply_adam_w"):
+        torch_npu.npu_apply_adam_w(1.0, 1.0, *rest, out=(given["var"], given["m"], given["v"]))
+
+
+FUSED: dict[str, tuple[Callable[..., object], int]] = {
+    "npu_swiglu_backward": (torch.ops.npu.npu_swiglu_backward, 2),
+    "npu_rms_norm": (lambda x, w: torch_npu.npu_rms_norm(x, w[0]), 2),
+    "npu_add_rms_norm": (lambda x, y, w: torch_npu.npu_add_rms_norm(x, y, w[0]), 3),
+    "npu_rotary_mul": (torch.ops.npu.npu_rotary_mul, 3),
+    "npu_grouped_matmul": (
+        lambda x, w: torch_npu.npu_grouped_matmul([x], [w], split_item=0, group_type=-1),
+        2,
+    ),
+    "npu_reshape": (lambda x, y: torch.ops.npu.npu_reshape.out(x, [8, 8], out=y), 2),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_operators_refuse_a_tensor_of_the_cpu(name: str) -> None:
+    operator, arguments = FUSED[name]
+    for place in range(arguments):
+        given = [torch.ones(8, 8).npu() for _ in range(arguments)]
+        given[place] = given[place].cpu()
+        with pytest.raises(RuntimeError, match=rf"on the same device.*npu::{name}"):
+            operator(*given)
+
+
 def test_apply_adam_w_needs_out_as_the_real_one() -> None:
     with pytest.raises(RuntimeError, match="not implemented for Tensor"):
         grad = torch.ones(3).npu()
@@ -204,6 +236,20 @@ def test_grouped_matmul_of_pairs() -> None:
     )
     for y, x, w, b in zip(ys, xs, weights, bias, strict=True):
         assert same(y, x @ w + b)
+
+
+@pytest.mark.parametrize(("group_type", "what"), [(0, "4 rows"), (2, "6 columns")])
+@pytest.mark.parametrize("ends", [[2, 9], [3, 2], [-1, 2]])
+def test_grouped_matmul_refuses_groups_that_are_not_there(
+    ends: list[int], group_type: int, what: str
+) -> None:
+    x, weight = torch.randn(4, 6).npu(), torch.randn(6, 3).npu()
+    weights = weight if group_type else torch.stack([weight, weight])
+    with pytest.raises(RuntimeError, match=f"group_list must be growing ends .* {what} of x"):
+        torch_npu.npu_grouped_matmul(
+            [x], [weights], group_list=torch.tensor(ends).npu(), split_item=3, group_type=group_type
+        )
+        torch.npu.synchronize()
 
 
 def test_grouped_matmul_names_what_it_lacks() -> None:

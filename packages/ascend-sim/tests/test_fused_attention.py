@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -97,6 +98,17 @@ def compare(
 @pytest.mark.parametrize("kv_heads", [N, 2, 1])
 def test_layouts_and_grouped_heads(kv_heads: int, layout: str, dtype: torch.dtype) -> None:
     compare(inputs(kv_heads, t=9), layout, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH", "SBH"])
+@pytest.mark.parametrize("kv_heads", [N, 2])
+@pytest.mark.parametrize("size", [4, 16])
+def test_values_may_have_a_head_size_of_their_own(
+    size: int, kv_heads: int, layout: str, dtype: torch.dtype
+) -> None:
+    q, k, _ = inputs(kv_heads, t=9)
+    compare([q, k, torch.randn(B, kv_heads, 9, size)], layout, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -238,16 +250,21 @@ LENGTHS = ([5, 0, 9], [5, 0, 9])
 
 
 def varlen(
-    tensors: list[Tensor], lengths: tuple[list[int], list[int]], masks: Any = None
+    tensors: list[Tensor],
+    lengths: tuple[list[int], list[int]],
+    masks: Any = None,
+    biases: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The reference for TND: each sequence by itself."""
+    """The reference for TND: each sequence by itself. `biases` are added after the scale."""
     q, k, v = tensors
     parts = zip(q.split(lengths[0]), k.split(lengths[1]), v.split(lengths[1]), strict=True)
     outputs = []
-    for part in parts:
+    for number, part in enumerate(parts):
         sequence = [t.transpose(0, 1).unsqueeze(0) for t in part]
         masked = masks(part[0].shape[0], part[1].shape[0]) if masks else None
-        outputs.append(reference(*sequence, masked=masked).squeeze(0).transpose(0, 1))
+        bias = biases[number] if biases else 0
+        output = reference(*sequence, bias=bias, masked=masked)
+        outputs.append(output.squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -275,6 +292,88 @@ def test_sequences_of_different_lengths(kv_heads: int, causal: bool, dtype: torc
     pairs = [(output, expected), *((x.grad, y.grad) for x, y in zip(mine, theirs, strict=True))]
     for device, host in pairs:
         close(device, host)
+
+
+ENCODED = ([5, 3], [4, 6])
+
+
+def compare_encoded(
+    pse: Tensor, biases: Sequence[Tensor], dtype: torch.dtype, pse_type: int
+) -> Tensor:
+    """Compare TND with an encoding in all outputs, and return the gradient of `pse`."""
+    tensors = [
+        torch.randn(sum(lengths), heads, D).to(dtype)
+        for lengths, heads in ((ENCODED[0], N), (ENCODED[1], 2), (ENCODED[1], 2))
+    ]
+    ends = [torch.tensor(lengths).cumsum(0).tolist() for lengths in ENCODED]
+    theirs = [x.float().requires_grad_() for x in tensors]
+    mine = [x.npu() for x in tensors]
+    options = {"pse": pse.npu(), "pse_type": pse_type}
+    options |= {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1]}
+    fused = torch.ops.npu.npu_fusion_attention_v2
+    output = fused(*mine, N, "TND", scale=SCALE, **options)[0]
+    expected = varlen(theirs, ENCODED, biases=biases)
+    close(output, expected)
+    grad = torch.randn_like(expected).to(dtype)
+    expected.backward(grad.float())
+    fused_grad = torch.ops.npu.npu_fusion_attention_grad_v2
+    *grads, pse_grad = fused_grad(*mine, grad.npu(), N, "TND", scale_value=SCALE, **options)[:4]
+    for device, host in zip(grads, theirs, strict=True):
+        close(device, host.grad)
+    return pse_grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pse_type", [0, 1])
+@pytest.mark.parametrize("one_row", [False, True])
+def test_encodings_of_sequences_lie_one_after_the_other(
+    one_row: bool, pse_type: int, dtype: torch.dtype
+) -> None:
+    factor = SCALE if pse_type else 1.0
+    lengths = zip(*ENCODED, strict=True)
+    parts = [torch.randn(N, 1 if one_row else s, t).to(dtype) for s, t in lengths]
+    learnt = [part.float().requires_grad_() for part in parts]
+    pse = torch.cat([part.flatten() for part in parts])
+    pse_grad = compare_encoded(pse, [part * factor for part in learnt], dtype, pse_type)
+    close(pse_grad, torch.cat([part.grad.flatten() for part in learnt]))
+
+
+@pytest.mark.parametrize("pse_type", [2, 3])
+@pytest.mark.parametrize("shape", [(N,), (2, N)])
+def test_slopes_of_sequences(shape: tuple[int, ...], pse_type: int) -> None:
+    slopes = torch.rand(shape)
+    biases = []
+    for number, (s, t) in enumerate(zip(*ENCODED, strict=True)):
+        distance = (torch.arange(s).unsqueeze(1) - torch.arange(t)).abs().float()
+        own = slopes if slopes.dim() == 1 else slopes[number]
+        biases.append(-own.view(N, 1, 1) * (distance.sqrt() if pse_type == 3 else distance))
+    compare_encoded(slopes, biases, torch.float32, pse_type)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_compressed_encoding_of_sequences(batch: int) -> None:
+    lengths = [1030, 7]
+    ends, longest = [1030, 1037], max(lengths)
+    q, k, v = (torch.randn(ends[-1], 1, D) for _ in range(3))
+    slopes = torch.tensor([0.25, 0.5])[:batch]
+    distance = torch.arange(longest) - torch.arange(longest).unsqueeze(1)
+    alibi = slopes.view(batch, 1, 1, 1) * distance
+    output = torch_npu.npu_fusion_attention(
+        *(x.npu() for x in (q, k, v)),
+        *(1, "TND"),
+        pse=alibi[:, :, -1024:].npu(),
+        scale=SCALE,
+        atten_mask=compressed().npu(),
+        sparse_mode=2,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
+    )[0]
+    biases = [alibi[min(i, batch - 1), :, :n, :n] * SCALE for i, n in enumerate(lengths)]
+
+    def triangle(s: int, t: int) -> Tensor:
+        return torch.ones(s, t, dtype=torch.bool).triu(1)
+
+    close(output, varlen([q, k, v], (lengths, lengths), triangle, biases))
 
 
 def test_sequences_at_the_end_may_take_no_part() -> None:

@@ -15,6 +15,8 @@ from ascend_sim import Fate, Simulator
 
 LEFT = "aten::nonzero_static"
 
+Run = Callable[..., str]
+
 
 def nonzero_static() -> torch.Tensor:
     return torch.nonzero_static(torch.tensor([0, 3, 0, 5], device="npu"), size=3)
@@ -65,6 +67,19 @@ def test_without_strict_it_runs_and_is_named_once_and_counted(npu_sim: Simulator
     assert npu_sim.left_calls()[LEFT] >= before + 1
 
 
+def test_a_call_that_was_refused_is_not_the_first(npu_sim: Simulator) -> None:
+    name, x = "aten::special_i0e.out", torch.zeros(3, device="npu")
+    assert name in npu_sim.operators(Fate.LEFT)
+    with npu_sim.strict(), pytest.raises(NotImplementedError, match=name):
+        torch.special.i0e(x)
+    assert name not in npu_sim.left_calls()
+    with npu_sim.strict(False):
+        with pytest.warns(UserWarning, match=name):
+            torch.special.i0e(x)
+        torch.special.i0e(x)
+    assert npu_sim.left_calls()[name] == 2
+
+
 def test_an_operator_without_a_kernel_fails_with_its_name(npu_sim: Simulator) -> None:
     assert "npu::npu_mish" in npu_sim.operators(Fate.ABSENT)
     with pytest.raises(NotImplementedError, match=r"npu::npu_mish is not simulated"):
@@ -105,6 +120,80 @@ def test_a_shape_that_depends_on_data_is_right_and_counts_as_a_synchronisation(
     assert torch.equal(result.cpu(), shaped_by_data(host))
 
 
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x, i: x[i],
+    "columns": lambda x, i: x[:, i],
+    "pairs": lambda x, i: x[i, i],
+    "broadcast": lambda x, i: x[i[:, None], i],
+    "apart": lambda x, i: x[i, :, i],
+    "unsafe": lambda x, i: torch.ops.aten._unsafe_index(x, [i]),
+}
+
+
+@pytest.mark.parametrize("indices_on", ["npu", "cpu"])
+@pytest.mark.parametrize("kind", INDEXED)
+def test_indexing_by_integers_waits_for_nothing(
+    kind: str, indices_on: str, npu_sim: Simulator
+) -> None:
+    host, where = torch.randn(4, 5, 6), torch.tensor([0, 3, 3])
+    x, index = host.npu().requires_grad_(), where.to(indices_on)
+    before = npu_sim.counters()
+    taken = INDEXED[kind](x, index)
+    after = npu_sim.counters()
+    assert after.synchronisations == before.synchronisations
+    if npu_sim.config.schedule == "lazy":
+        assert after.tasks_pending == before.tasks_pending + 1
+    assert torch.equal(taken.detach().cpu(), INDEXED[kind](host, where))
+    taken.sum().backward()
+    expected = host.clone().requires_grad_()
+    INDEXED[kind](expected, where).sum().backward()
+    assert torch.equal(x.grad.cpu(), expected.grad)
+
+
+@pytest.mark.schedules("lazy")
+def test_a_race_around_an_index_shows() -> None:
+    table, where = torch.zeros(4, device="npu"), torch.tensor([1]).npu()
+    side, host = torch.npu.Stream(), torch.full((1,), -1.0).pin_memory()
+    torch.npu.synchronize()
+    table.fill_(7)
+    taken = table[where]
+    with torch.npu.stream(side):
+        host.copy_(taken, non_blocking=True)
+    side.synchronize()
+    assert host.item() != 7
+    torch.npu.synchronize()
+    assert taken.item() == 7
+
+
+def test_a_repetition_of_known_size_waits_for_nothing(npu_sim: Simulator) -> None:
+    counts = torch.tensor([1, 2]).npu()
+    before = npu_sim.counters().synchronisations
+    repeated = torch.repeat_interleave(counts, output_size=3)
+    assert npu_sim.counters().synchronisations == before
+    assert repeated.tolist() == [0, 1, 1]
+    torch.repeat_interleave(counts)
+    assert npu_sim.counters().synchronisations > before
+
+
+def test_an_index_out_of_range_is_found_by_the_kernel() -> None:
+    table, where = torch.zeros(3, 2).npu(), torch.tensor([0, 9]).npu()
+    with pytest.raises(RuntimeError, match=r"aten::index\.Tensor: index 9 is out of bounds"):
+        table[where].add_(1)
+        torch.npu.synchronize()
+
+
+def test_what_an_operator_writes_or_indexes_is_on_the_device() -> None:
+    number, where, host = torch.tensor(1.0).npu(), torch.tensor([0]).npu(), torch.ones(3)
+    for call in (
+        lambda: torch.tensor(3.0).add_(number),
+        lambda: torch.add(number, 1, out=torch.tensor(3.0)),
+        lambda: host[where],
+        lambda: host.index_put_((where,), number),
+    ):
+        with pytest.raises(RuntimeError, match="on the same device"):
+            call()
+
+
 @pytest.mark.parametrize(
     "view",
     [
@@ -136,6 +225,34 @@ def test_a_wrong_shape_is_an_error_at_the_call() -> None:
 def test_devices_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match=r"on the same device.*npu:0 and cpu"):
         torch.zeros(3, device="npu") + torch.zeros(3)
+
+
+@pytest.mark.schedules("eager")  # once: the program chooses its own
+def test_a_task_owns_no_tensor_that_python_knows(python: Run) -> None:
+    # A worker that dropped one would wait for Python's lock, which whoever waits for it may hold.
+    # A kernel in Python, such as the Meta kernel of a first call, makes every argument known to it.
+    shown = python(
+        """
+import ascend_sim; ascend_sim.start(schedule="thread")
+import torch
+a = torch.randn(300, 300, device="npu")
+b, scale = a @ a, torch.tensor(0.5)
+for _ in range(20):
+    for _ in range(20):
+        b = (b @ a).clamp_(-1, 1) * scale + 1
+    torch.npu.empty_cache()
+start, end = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
+start.record()
+x = torch.full((4,), 1.0, device="npu") + 1
+y = x * 2
+end.record()
+del x
+torch.npu.empty_cache()
+end.synchronize()
+print(start.elapsed_time(end) >= 0, y.sum().item())
+"""
+    )
+    assert shown.split() == ["True", "16.0"]
 
 
 def test_a_scalar_of_the_cpu_is_read_at_the_call() -> None:
@@ -241,3 +358,12 @@ def test_a_private_format_is_accepted_and_stays_plain() -> None:
     assert torch.equal(cast, weight)
     assert torch_npu.npu_format_cast(weight, 2) is weight or torch.equal(weight, cast)
     assert torch_npu.get_npu_format(weight) == 2  # ND
+
+
+def test_a_format_that_there_is_not_is_refused() -> None:
+    import torch_npu
+
+    weight = torch.randn(16, 32, device="npu")
+    for cast in (torch_npu.npu_format_cast, torch_npu.npu_format_cast_):
+        with pytest.raises(RuntimeError, match="there is no format 12345"):
+            cast(weight, 12345)

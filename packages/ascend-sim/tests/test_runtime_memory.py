@@ -166,6 +166,24 @@ print(host.eq(7).all().item())
     assert python(program.format(poison=True)).split() == ["False"]
 
 
+@pytest.mark.schedules("lazy")
+def test_poison_fills_pinned_memory_that_the_cache_hands_out_again(python: Run) -> None:
+    shown = python(
+        """
+import ascend_sim
+ascend_sim.start(schedule="lazy", poison=True)
+import torch
+torch.npu.init()
+x = torch.full((1000,), 3.0, pin_memory=True)
+address = x.data_ptr()
+del x
+again = torch.empty(1000, pin_memory=True)
+print(again.data_ptr() == address, again.isnan().all().item())
+"""
+    )
+    assert shown.split() == ["True"] * 2
+
+
 def test_devices_are_apart(python: Run) -> None:
     shown = python(
         """
@@ -186,3 +204,41 @@ with torch.npu.device(2):
 """
     )
     assert shown.split() == ["3", "0", "True", "6.0", "npu:2", "18.0", "npu:2"]
+
+
+def test_a_device_has_a_context_once_it_was_selected(python: Run) -> None:
+    shown = python(
+        """
+import ctypes, ascend_sim
+simulator = ascend_sim.start(devices=2)
+import torch
+acl, active = ctypes.CDLL("libascendcl.so"), ctypes.c_int()
+
+def state(device):
+    return acl.aclrtGetPrimaryCtxState(device, None, ctypes.byref(active)), active.value
+
+torch.npu.set_device(0)
+print(state(0), state(1))
+x = torch.ones(3, device="npu:1")
+print(state(1), state(2)[0] != 0)
+"""
+    )
+    assert shown.split("\n")[:2] == ["(0, 1) (0, 0)", "(0, 1) True"]
+
+
+@pytest.mark.schedules("lazy")  # once: torch_npu's own, whatever the schedule
+def test_a_device_that_was_selected_and_never_used_ends_a_backward(python: Run) -> None:
+    # Documented: torch_npu counts a device as used once it was selected, and makes its streams when
+    # one is asked for. The engine's threads then set a stream that is not there.
+    program = """
+import ascend_sim
+ascend_sim.start(devices=2)
+import torch
+w = torch.ones(3, device="npu", requires_grad=True)
+with torch.npu.device(1):
+    {}
+(w * 2).sum().backward()
+print(w.grad.tolist())
+"""
+    assert "default NPU stream" in python(program.format("pass"), fails=True)
+    assert python(program.format("torch.npu.current_stream()")).strip() == "[2.0, 2.0, 2.0]"

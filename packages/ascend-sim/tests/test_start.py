@@ -22,6 +22,7 @@ def test_start_twice_is_the_same_simulation_unless_options_differ(python: Run) -
 import ascend_sim
 first = ascend_sim.start(hbm="64M")
 assert ascend_sim.start(hbm="64M") is first and ascend_sim.current() is first
+assert ascend_sim.start(hbm=64 * 2**20) is first
 try:
     ascend_sim.start(hbm="128M")
 except ascend_sim.RefusedError as error:
@@ -59,6 +60,22 @@ def test_the_trap_that_start_avoids_is_there(python: Run) -> None:
     shown = python("import torch", fails=True, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
     assert "torch_npu" in shown
     python("import torch", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_after_a_failed_import_of_torch_it_does_not_start(python: Run) -> None:
+    shown = python(
+        """
+try:
+    import torch
+except RuntimeError:
+    pass
+import ascend_sim
+ascend_sim.start()
+""",
+        fails=True,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="1",
+    )
+    assert "an import of torch has failed in this process" in shown
 
 
 def test_the_environment_is_the_second_way(python: Run) -> None:

@@ -2,6 +2,7 @@
 
     <cache>/<key>/        the libraries, complete or not there
     <cache>/<key>.lock    held while they are compiled, so that processes compile once
+    <cache>/<key>.partial/  where they are compiled
 
 The cache is `$ASCENDSIM_CACHE`, else `ascend-sim` in the user's cache folder. The key is a hash of
 everything that the libraries are made of.
@@ -17,7 +18,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -96,24 +96,34 @@ def build(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the compiled libraries; compile them where they are not there.
 
     Raises:
-        BuildError: When there is no compiler or it fails; the message has the compiler's output.
+        BuildError: When the cache cannot be written, or there is no compiler or it fails; then the
+            message has the compiler's output.
     """
     compiler, wanted = _compiler(environment), libraries()
     cache = cache_folder(environment)
     home = cache / _key(compiler, wanted)
     if home.is_dir():
         return home
-    cache.mkdir(parents=True, exist_ok=True)
-    with home.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not home.is_dir():
-            _build_into(home, compiler, wanted)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with home.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not home.is_dir():
+                _build_into(home, compiler, wanted)
+    except OSError as error:
+        raise BuildError(
+            f"The simulated NPU cannot be compiled into {cache}.",
+            why=str(error),
+            instead="name a folder that can be written in ASCENDSIM_CACHE",
+        ) from error
     return home
 
 
 def _build_into(home: Path, compiler: list[str], wanted: list[Library]) -> None:
     """Compile in a folder of its own, and give that its name once it is complete."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
+    folder = home.with_suffix(".partial")  # of a process that was killed, if it is there
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     try:
         objects = _compile(compiler, wanted, folder)
         for library in wanted:

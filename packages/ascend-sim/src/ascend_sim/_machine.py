@@ -42,13 +42,19 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
 
     Raises:
         RefusedError: When a real CANN is present, when torch and torch_npu are not the tested pair,
-            or when torch_npu was imported already.
+            when torch_npu was imported already, or when an import of torch has failed.
     """
     if "torch_npu" in sys.modules:
         raise RefusedError(
             "The simulated NPU cannot start: torch_npu was imported already.",
             why="torch_npu binds to its runtime as it is imported",
             instead="call ascend_sim.start() first, or run the script with `ascend-sim run`",
+        )
+    if "torch" not in sys.modules and any(name.startswith("torch.") for name in sys.modules):
+        raise RefusedError(
+            "The simulated NPU cannot start: an import of torch has failed in this process.",
+            why="torch is half there, and what it has registered cannot be registered twice",
+            instead="a new process that calls ascend_sim.start() before it imports torch",
         )
     if where := real_cann(environment):
         raise RefusedError(

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from ascend_sim._runtime import Runtime
 from ascend_sim.config import SimConfig
 from ascend_sim.counters import Counters
-from ascend_sim.errors import RefusedError
+from ascend_sim.errors import ConfigError, RefusedError
 from ascend_sim.inject import Fault, injected
 from ascend_sim.kernels import Fate, Kernels
 from ascend_sim.races import Race
@@ -52,13 +52,21 @@ class Simulator:
                     break
 
         Raises:
-            ConfigError: When `nth` is not positive.
+            ConfigError: When `fault` is none, `nth` is no positive number, or a block around this
+                one waits for the same fault.
             FaultNotReachedError: When the block ends without having reached it.
         """
         return injected(self._runtime, fault, nth)
 
     def operators(self, fate: Fate) -> list[str]:
-        """Name all operators of a fate, such as those that the NPU does not have (`Fate.LEFT`)."""
+        """Name all operators of a fate, such as those that the NPU does not have (`Fate.LEFT`).
+
+        Raises:
+            ConfigError: When `fate` is none.
+        """
+        if not isinstance(fate, Fate):
+            known = ", ".join(str(known) for known in Fate)
+            raise ConfigError(f"{fate!r} is no fate.", instead=f"one of {known}")
         return self._kernels.names(fate)
 
     def left_calls(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from ascend_sim._build import build
 from ascend_sim._runtime import ALLOCATORS, KERNELS, Runtime
 from ascend_sim._simulator import Simulator
 from ascend_sim.config import SimConfig
-from ascend_sim.errors import RefusedError
+from ascend_sim.errors import ConfigError, RefusedError
 from ascend_sim.kernels import Kernels
 
 _NO_CANN = "ASCEND_HOME_PATH environment variable is not set"
@@ -43,6 +43,11 @@ def start(config: SimConfig | None = None, **options: Any) -> Simulator:
             torch_npu was imported already, or a simulation with other options runs.
         BuildError: When the native code does not compile.
     """
+    if config is not None and not isinstance(config, SimConfig):
+        raise ConfigError(
+            f"start({config!r}): what is given by its place is a SimConfig.",
+            instead='options by their names: start(hbm="64M")',
+        )
     if config is not None and options:
         raise RefusedError(
             "start() takes a config or options, not both.",

@@ -21,12 +21,22 @@ NOT_OPTIONS = {"CACHE", "CXX"}
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+# What an option of an annotation may be, and in words.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "str | int": ((str, int), 'a whole number of bytes, or a text such as "64M"'),
+    "str": ((str,), "a text"),
+    "int": ((int,), "a whole number"),
+    "float": ((float, int), "a number"),
+    "float | None": ((float, int, type(None)), "a number, or None"),
+    "str | None": ((str, type(None)), "a text, or None"),
+    "bool": ((bool,), "True or False"),
+}
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SimConfig:
-    """Options of the simulated device.
+    """Options of the simulated device. Two are equal that describe the same device.
 
     Attributes:
         hbm: Memory of each device: bytes, or a size such as "64M" or "1.5G" (powers of 1024).
@@ -42,7 +52,8 @@ class SimConfig:
         d2d_gbps: The same within and between devices.
         copy_latency_us: Microseconds added to each copy between host and device; None: the
             profile's in "timed", otherwise 0.
-        poison: Fill fresh and freed memory with bytes that read as NaN.
+        poison: Fill fresh and freed memory with bytes that read as NaN. Pinned memory that torch's
+            cache keeps is filled as it is handed out again.
         query_stall: Where tasks wait for a synchronisation ("lazy", "early", "random", "timed"), an
             event answers "not yet" this often before a query lets a task run. The caching
             allocators query on every allocation, so a small number hides races; any number lets a
@@ -81,6 +92,8 @@ class SimConfig:
         Raises:
             ConfigError: When one cannot be.
         """
+        for field in dataclasses.fields(self):
+            _check_type(field.name, str(field.type), getattr(self, field.name))
         if self.hbm_bytes <= 0:
             raise ConfigError(
                 f"hbm={self.hbm!r} leaves the device no memory.", instead='a size such as "64M"'
@@ -131,6 +144,20 @@ class SimConfig:
         names = ("h2d_gbps", "d2h_gbps", "d2d_gbps", "copy_latency_us")
         given = {name: getattr(self, name) for name in names}
         return dataclasses.replace(profile, **{k: v for k, v in given.items() if v is not None})
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all options, sizes in bytes."""
+        if not isinstance(other, SimConfig):
+            return NotImplemented
+        return self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        """Hash what is compared."""
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        names = [field.name for field in dataclasses.fields(self) if field.name != "hbm"]
+        return (self.hbm_bytes, *(getattr(self, name) for name in names))
 
     @property
     def hbm_bytes(self) -> int:
@@ -184,6 +211,14 @@ def parse_size(size: str | int) -> int:
         raise ConfigError(f"{size!r} is no size.", instead='a number of bytes, or such as "64M"')
     number, unit = match.groups()
     return int(float(number) * _UNITS[unit.upper()])
+
+
+def _check_type(name: str, annotation: str, value: object) -> None:
+    """Refuse what is of another type. A truth value is no number, and an int is a float, too."""
+    types, wanted = _TYPES[annotation]
+    is_truth_for_a_number = isinstance(value, bool) and bool not in types
+    if is_truth_for_a_number or not isinstance(value, types):
+        raise ConfigError(f"{name}={value!r} cannot be.", instead=wanted)
 
 
 def readers() -> dict[str, Callable[[str], Any]]:

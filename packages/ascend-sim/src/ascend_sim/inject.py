@@ -31,13 +31,25 @@ def injected(runtime: Runtime, fault: Fault, nth: int) -> Iterator[None]:
     """Let the `nth` occurrence of `fault` within the block fail, once.
 
     Raises:
-        ConfigError: When `nth` is not positive.
+        ConfigError: When `fault` is none, `nth` is no positive number, or a block around this one
+            waits for the same fault.
         FaultNotReachedError: When the block ends without an exception and without having reached
             it: the walk through a step is over.
     """
-    if nth < 1:
-        raise ConfigError(f"nth={nth}: the first occurrence is 1.")
-    runtime.inject(fault.value, nth)
+    if not isinstance(fault, Fault):
+        known = ", ".join(str(known) for known in Fault)
+        raise ConfigError(f"{fault!r} is no fault.", instead=f"one of {known}")
+    if not isinstance(nth, int) or isinstance(nth, bool) or nth < 1:
+        raise ConfigError(
+            f"nth={nth!r} is no occurrence.", instead="a whole number; the first is 1"
+        )
+    if outer := runtime.inject(fault.value, nth):
+        runtime.inject(fault.value, outer)
+        raise ConfigError(
+            f"{fault} is awaited already, by a block around this one.",
+            why=f"it strikes the {outer}. occurrence from here, and each fault has one place",
+            instead="one block for each fault; blocks of different faults may be nested",
+        )
     try:
         yield
     except BaseException:

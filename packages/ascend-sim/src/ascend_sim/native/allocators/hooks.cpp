@@ -8,7 +8,9 @@
 //     whose it is.
 //   * With poison, a tracker of the device's allocator sees each block as its free completes, and
 //     enqueues a fill on the block's own stream: from there on the block is the allocator's, and
-//     whoever still reads it without having said so (record_stream) reads NaN.
+//     whoever still reads it without having said so (record_stream) reads NaN. Of pinned memory
+//     only the cache knows when a freed block is nobody's, as its events may be pending: it is
+//     filled as it is handed out again.
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
@@ -33,6 +35,7 @@ struct Hooks {
   AllocationBegins begins = nullptr;
   MemsetAsync fill = nullptr;
   Allocate device = nullptr, pinned = nullptr;  // the originals
+  bool poison = false;
 };
 
 Hooks hooks;
@@ -50,7 +53,9 @@ c10::DataPtr AllocatePinned(c10::Allocator* self, size_t bytes) {
     TORCH_CHECK(false, "[ascend-sim] injected fault: out of pinned host memory, ", bytes,
                 " bytes were asked for");
   }
-  return hooks.pinned(self, bytes);
+  c10::DataPtr block = hooks.pinned(self, bytes);
+  if (hooks.poison) std::memset(block.get(), 0xff, bytes);
+  return block;
 }
 
 // Where `allocate` is in the table, by the layout of a pointer to a virtual member function.
@@ -93,6 +98,7 @@ void Install(bool poison) {
   auto* device = c10_npu::NPUCachingAllocator::get();
   hooks.device = Replace(device, AllocateDevice);
   hooks.pinned = Replace(at::getHostAllocator(at::kPrivateUse1), AllocatePinned);
+  hooks.poison = poison;
   if (poison) device->attachAllocatorTraceTracker(PoisonFreed);
 }
 

@@ -1,6 +1,9 @@
 #include "alias.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
+
+#include <cstring>
 
 namespace ascendsim::kernels {
 namespace {
@@ -26,6 +29,16 @@ at::Tensor host_alias(const at::Tensor& npu) {
   if (npu.is_conj()) alias._set_conj(true);
   if (npu.is_neg()) alias._set_neg(true);
   return alias;
+}
+
+at::Tensor host_copy(const at::Tensor& t) {
+  if (!t.defined()) return t;
+  if (!t.unsafeGetTensorImpl()->is_wrapped_number()) return t.detach().clone();
+  // Quicker than clone, for the commonest case: a number of the program.
+  at::Tensor number = at::detail::empty_cpu({}, at::TensorOptions().dtype(t.dtype()));
+  std::memcpy(number.mutable_data_ptr(), t.const_data_ptr(), t.itemsize());
+  copy_wrapped_number(t, number);
+  return number;
 }
 
 at::Tensor meta_twin(const at::Tensor& npu) {

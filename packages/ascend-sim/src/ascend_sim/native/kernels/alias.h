@@ -18,6 +18,11 @@ inline bool is_npu(const at::Tensor& t) {
 // record_stream goes wrong here as it does there, and no figure of memory changes.
 at::Tensor host_alias(const at::Tensor& npu);
 
+// What a task reads of a tensor of the host: a copy, since the tensor may change before the task
+// runs. A task owns no tensor that Python may know: whoever drops such a one needs Python's lock,
+// which a thread of the runtime would wait for while Python waits for the stream.
+at::Tensor host_copy(const at::Tensor& t);
+
 // A tensor without data and with the same sizes, strides and dtype.
 at::Tensor meta_twin(const at::Tensor& npu);
 

@@ -29,15 +29,20 @@ Tensor as_bnsd(const Tensor& t, Layout layout, int64_t heads, int64_t begin, int
 // One batch of sequences of equal length: everything, or one sequence of TND.
 struct Part {
   int64_t q_begin = 0, q_end = 0, kv_begin = 0, kv_end = 0;
+  int64_t sequence = 0;  // its number in TND
+  int64_t pairs = 0;     // of queries and keys in the sequences before it
 };
 
 std::vector<Part> parts_of(const AttentionOptions& options) {
   if (options.layout != Layout::kTND) return {Part()};
   std::vector<Part> parts;
-  int64_t q = 0, kv = 0;
+  int64_t q = 0, kv = 0, pairs = 0;
   for (size_t i = 0; i < options.q_ends.size(); ++i) {
     const int64_t q_end = options.q_ends[i], kv_end = options.kv_ends[i];
-    if (q_end > q && kv_end > kv) parts.push_back({q, q_end, kv, kv_end});
+    if (q_end > q && kv_end > kv) {
+      parts.push_back({q, q_end, kv, kv_end, static_cast<int64_t>(i), pairs});
+      pairs += (q_end - q) * (kv_end - kv);
+    }
     q = std::max(q, q_end);  // trailing zeros: sequences that take no part
     kv = std::max(kv, kv_end);
   }
@@ -76,6 +81,19 @@ Tensor softmax_place(const Tensor& whole, const AttentionOptions& options, const
   return rows.view({1, n, part.q_end - part.q_begin, whole.size(-1)});
 }
 
+// The part of pse that one sequence has, a view. In TND an encoding that is not compressed holds
+// [N, S, T] of each sequence, or [N, 1, T], one after the other.
+Tensor encoding_place(const Tensor& pse, const AttentionOptions& options, const Part& part) {
+  if (!pse.defined() || options.layout != Layout::kTND) return pse;
+  if (options.pse_type >= kPseSlopes) return pse.dim() == 1 ? pse : pse.select(0, part.sequence);
+  if (pse.dim() == 4) return pse.size(0) == 1 ? pse : pse.narrow(0, part.sequence, 1);
+  const int64_t n = options.heads, t = part.kv_end - part.kv_begin;
+  const bool one_row = pse.size(0) == n * options.kv_ends.back();
+  const int64_t rows = one_row ? 1 : part.q_end - part.q_begin;
+  const int64_t begin = n * (one_row ? part.kv_begin : part.pairs);
+  return pse.narrow(0, begin, n * rows * t).view({1, n, rows, t});
+}
+
 struct PartSetup {
   Sequences sequences;
   Tensor masked, encoding;
@@ -85,7 +103,8 @@ PartSetup set_up(const AttentionInputs& inputs, const AttentionOptions& options,
   Sequences sequences = sequences_of(inputs, options, part);
   const int64_t s = sequences.query.size(2), t = sequences.key.size(2);
   Tensor masked = masked_positions(inputs.mask, options, s, t);
-  Tensor encoding = position_encoding(inputs.pse, options, s, t);
+  Tensor encoding = position_encoding(encoding_place(inputs.pse, options, part), options,
+                                      is_compressed(inputs.pse, options, s), s, t);
   return {std::move(sequences), std::move(masked), std::move(encoding)};
 }
 
@@ -130,6 +149,11 @@ Sequences backward_of(const PartSetup& part, const Tensor& grad, const Attention
 
 }  // namespace
 
+bool is_compressed(const Tensor& pse, const AttentionOptions& options, int64_t s) {
+  if (!pse.defined() || pse.dim() != 4 || pse.size(2) != kEncodedRows) return false;
+  return options.layout == Layout::kTND || s > kEncodedRows;
+}
+
 void attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                        const Tensor& output, const Tensor& softmax_max, const Tensor& softmax_sum) {
   std::optional<at::Generator> generator = dropout_generator(options);
@@ -142,7 +166,7 @@ void attention_forward(const AttentionInputs& inputs, const AttentionOptions& op
     softmax_place(softmax_max, options, rows).copy_(s.max.expand({-1, -1, -1, 8}));
     softmax_place(softmax_sum, options, rows).copy_(s.sum.expand({-1, -1, -1, 8}));
     Tensor attended;
-    if (is_plain(inputs.pse, options)) {
+    if (is_plain(part.sequences, part.encoding, options)) {
       attended = plain_forward(part.sequences, part.masked, options);
     } else {
       const Tensor keep = kept(s.probabilities, options.keep_prob, generator);
@@ -164,9 +188,10 @@ void attention_backward(const AttentionInputs& inputs, const Tensor& grad,
   for (const Part& rows : parts_of(options)) {
     const PartSetup part = set_up(inputs, options, rows);
     const Tensor g = as_bnsd(grad, options.layout, options.heads, rows.q_begin, rows.q_end);
-    const Sequences computed = is_plain(inputs.pse, options)
+    const Tensor pse_grad = encoding_place(grads.pse, options, rows);
+    const Sequences computed = is_plain(part.sequences, part.encoding, options)
                                    ? plain_backward(part.sequences, g, part.masked, options)
-                                   : backward_of(part, g, options, generator, grads.pse);
+                                   : backward_of(part, g, options, generator, pse_grad);
     const Sequences place = sequences_of(places, options, rows);
     place.query.copy_(computed.query);
     place.key.copy_(computed.key);

@@ -33,6 +33,9 @@ enum PseType : int64_t {
   kPseSlopesSqrt = 3,
 };
 
+// Rows of a compressed position encoding: the last ones of the whole.
+constexpr int64_t kEncodedRows = 1024;
+
 struct AttentionOptions {
   Layout layout;
   int64_t heads;
@@ -47,6 +50,9 @@ struct AttentionOptions {
 struct AttentionInputs {
   at::Tensor query, key, value, pse, mask;  // pse and mask may be undefined
 };
+
+// Whether `pse`, of pse_type 0 or 1, holds the last rows alone. `s` is the length of the queries.
+bool is_compressed(const at::Tensor& pse, const AttentionOptions& options, int64_t s);
 
 struct AttentionGrads {
   at::Tensor query, key, value, pse;

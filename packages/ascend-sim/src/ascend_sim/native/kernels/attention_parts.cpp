@@ -11,7 +11,6 @@ using at::Tensor;
 
 constexpr int64_t kCompressed = 2048;  // side of the compressed mask of modes 2, 3 and 4
 constexpr int64_t kUnbounded = 2147483647;
-constexpr int64_t kAlibiRows = 1024;  // rows of a compressed position encoding
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 // column - row, [S, T], from the upper left corner.
@@ -49,14 +48,14 @@ void check_band(const Tensor& mask, const AttentionOptions& options, int64_t s, 
               " exclude: a real NPU computes only some of them");
 }
 
-// A compressed encoding holds its last 1024 rows; earlier rows have the same values, shifted, as
-// alibi depends on the distance alone.
+// A compressed encoding holds the last 1024 rows of the longest sequence; earlier rows, and shorter
+// sequences, have the same values, shifted, as alibi depends on the distance alone.
 Tensor expand_alibi(const Tensor& pse, int64_t s, int64_t t) {
-  const int64_t skipped = s - kAlibiRows;
-  const Tensor rows = at::arange(s, at::kLong).unsqueeze(1) - skipped;
-  const Tensor columns = at::arange(t, at::kLong).unsqueeze(0) - rows.clamp_max(0);
-  return pse.index(
-      {at::indexing::Slice(), at::indexing::Slice(), rows.clamp_min(0), columns.clamp_max(t - 1)});
+  const int64_t longest = pse.size(-1);
+  const Tensor rows = at::arange(s, at::kLong).unsqueeze(1) + (kEncodedRows - s);
+  const Tensor columns = at::arange(t, at::kLong).unsqueeze(0) + (longest - s) - rows.clamp_max(0);
+  return pse.index({at::indexing::Slice(), at::indexing::Slice(), rows.clamp_min(0),
+                    columns.clamp_max(longest - 1)});
 }
 
 // [N] or [B, N] slopes: minus slope times the distance from the shifted diagonal, or times its
@@ -105,11 +104,11 @@ Tensor masked_positions(const Tensor& mask, const AttentionOptions& options, int
   return fitting;
 }
 
-Tensor position_encoding(const Tensor& pse, const AttentionOptions& options, int64_t s, int64_t t) {
+Tensor position_encoding(const Tensor& pse, const AttentionOptions& options, bool compressed,
+                         int64_t s, int64_t t) {
   if (!pse.defined()) return pse;
   if (options.pse_type >= kPseSlopes) return alibi(pse, options, s, t);
-  const bool short_of_rows = pse.size(-2) == kAlibiRows && s > kAlibiRows;
-  return (short_of_rows ? expand_alibi(pse, s, t) : pse).to(at::kFloat);
+  return (compressed ? expand_alibi(pse, s, t) : pse).to(at::kFloat);
 }
 
 Softmax softmax(const Sequences& sequences, const Tensor& masked, const Tensor& encoding,
@@ -128,8 +127,9 @@ Softmax softmax(const Sequences& sequences, const Tensor& masked, const Tensor& 
   return {powers.div_(sum.clamp_min(std::numeric_limits<float>::min())), max, sum};
 }
 
-bool is_plain(const Tensor& pse, const AttentionOptions& options) {
-  return !pse.defined() && options.keep_prob == 1;
+bool is_plain(const Sequences& sequences, const Tensor& encoding, const AttentionOptions& options) {
+  const bool one_size = sequences.value.size(-1) == sequences.query.size(-1);
+  return one_size && !encoding.defined() && options.keep_prob == 1;
 }
 
 Tensor plain_forward(const Sequences& sequences, const Tensor& masked,

@@ -15,9 +15,9 @@ at::Tensor masked_positions(const at::Tensor& mask, const AttentionOptions& opti
                             int64_t t);
 
 // The position encoding that is added to the scores in fp32, broadcastable to [B, N, S, T];
-// undefined for none.
-at::Tensor position_encoding(const at::Tensor& pse, const AttentionOptions& options, int64_t s,
-                             int64_t t);
+// undefined for none. `pse` is the part's, which may be `compressed`.
+at::Tensor position_encoding(const at::Tensor& pse, const AttentionOptions& options,
+                             bool compressed, int64_t s, int64_t t);
 
 struct Softmax {
   at::Tensor probabilities;  // [B, N, S, T]: 0 in rows that are masked whole
@@ -29,7 +29,8 @@ Softmax softmax(const Sequences& sequences, const at::Tensor& masked, const at::
 
 // Whether torch's attention for the CPU computes the same: then its bits are used, so that a model
 // gives the same results on the CPU and here.
-bool is_plain(const at::Tensor& pse, const AttentionOptions& options);
+bool is_plain(const Sequences& sequences, const at::Tensor& encoding,
+              const AttentionOptions& options);
 
 at::Tensor plain_forward(const Sequences& sequences, const at::Tensor& masked,
                          const AttentionOptions& options);

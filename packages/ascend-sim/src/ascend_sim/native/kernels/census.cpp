@@ -41,12 +41,11 @@ LeftOperator::LeftOperator(const c10::OperatorHandle& op)
 
 void LeftOperator::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
                               torch::jit::Stack* stack) {
-  const bool first = count_first(name_);
   TORCH_CHECK_NOT_IMPLEMENTED(
       !g_strict, "[ascend-sim] ", name_, " has no kernel for the NPU in torch_npu.\n",
       "  why      a real NPU would copy the tensors to the CPU, run there and copy back\n",
       "  instead  use another operator, or start the simulator with strict=False");
-  if (first) {
+  if (count_first(name_)) {  // a call that was refused is none
     TORCH_WARN("[ascend-sim] ", name_,
                " has no kernel for the NPU in torch_npu, which runs it on the CPU");
   }

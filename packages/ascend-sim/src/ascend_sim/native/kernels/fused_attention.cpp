@@ -8,6 +8,8 @@
 
 #include "alias.h"
 #include "attention.h"
+#include "attention_checks.h"
+#include "devices.h"
 #include "fused.h"
 #include "launch.h"
 
@@ -17,8 +19,8 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kSoftmaxCopies = 8;
-constexpr int64_t kCompressedMask = 2048;
-constexpr int64_t kForwardMatmuls = 2, kBackwardMatmuls = 5;  // the scores are computed anew
+// The scores are computed anew.
+constexpr int64_t kForwardMatmuls = 2, kBackwardMatmuls = 5;
 
 // The arguments of one call by name: the schemas differ in order, in spelling and in
 // whether a list or a number is a tensor on the host.
@@ -103,8 +105,7 @@ AttentionInputs inputs_of(const Arguments& arguments) {
 }
 
 // What the real operator has and the simulated one does not.
-void refuse_unsupported(const Arguments& arguments, const AttentionInputs& in,
-                        const AttentionOptions& options) {
+void refuse_unsupported(const Arguments& arguments, const AttentionOptions& options) {
   for (const char* name : {"padding_mask", "query_rope", "key_rope", "sink", "dropout_mask"}) {
     TORCH_CHECK_NOT_IMPLEMENTED(!arguments.tensor(name).defined(),
                                 "[ascend-sim] npu_fusion_attention: ", name, " is not simulated");
@@ -112,66 +113,22 @@ void refuse_unsupported(const Arguments& arguments, const AttentionInputs& in,
   TORCH_CHECK_NOT_IMPLEMENTED(options.sparse_mode <= kBand,
                               "[ascend-sim] npu_fusion_attention: sparse_mode ",
                               options.sparse_mode, " is not simulated; 0 to 4 are");
-  const bool external = in.pse.defined() && options.pse_type < kPseSlopes;
-  TORCH_CHECK_NOT_IMPLEMENTED(options.layout != Layout::kTND || !external,
-                              "[ascend-sim] npu_fusion_attention: pse in layout TND is simulated "
-                              "for pse_type 2 and 3 only");
 }
 
-void check_mask(const Tensor& mask, const AttentionOptions& options) {
-  if (!mask.defined()) return;
-  TORCH_CHECK(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte,
-              "atten_mask must be bool or uint8, but is ", mask.scalar_type());
-  const bool is_compressed = mask.size(-1) == kCompressedMask && mask.size(-2) == kCompressedMask;
-  TORCH_CHECK(options.sparse_mode < kLeftUpCausal || is_compressed, "sparse_mode ",
-              options.sparse_mode,
-              " takes the compressed atten_mask of shape [2048, 2048], but got ", mask.sizes());
-  TORCH_CHECK(options.layout != Layout::kTND || mask.dim() == 2,
-              "atten_mask in layout TND has two dimensions, but got ", mask.sizes());
-}
-
-void check_inputs(const AttentionInputs& in, const AttentionOptions& options) {
-  const bool four = options.layout == Layout::kBNSD || options.layout == Layout::kBSND;
-  for (const Tensor* t : {&in.query, &in.key, &in.value}) {
-    TORCH_CHECK(t->dim() == (four ? 4 : 3),
-                "npu_fusion_attention: query, key and value of this input_layout have ",
-                four ? 4 : 3, " dimensions, but got ", t->sizes());
-    TORCH_CHECK(t->scalar_type() == in.query.scalar_type(),
-                "npu_fusion_attention: query, key and value must have one dtype");
-  }
-  TORCH_CHECK(options.keep_prob > 0 && options.keep_prob <= 1,
-              "The keep_prob value must be in range of (0, 1], but got ", options.keep_prob);
-  TORCH_CHECK(options.sparse_mode >= kDefaultMask && options.sparse_mode <= 8,
-              "The sparse_mode value must be in range of [0,8], but got ", options.sparse_mode);
-  TORCH_CHECK(options.pse_type >= kPseMulAdd && options.pse_type <= kPseSlopesSqrt,
-              "The pse_type value must be in range of [0,3], but got ", options.pse_type);
-  TORCH_CHECK(
-      options.layout != Layout::kTND ||
-          (!options.q_ends.empty() && options.q_ends.size() == options.kv_ends.size()),
-      "the size of actual_seq_qlen and actual_seq_kvlen must be the same and cannot be empty.");
-  check_mask(in.mask, options);
+c10::Device device_of(const AttentionInputs& in) {
+  CommonDevice device("npu::npu_fusion_attention");
+  for (const Tensor* t : {&in.query, &in.key, &in.value, &in.pse, &in.mask}) device.add(*t);
+  return *device.get();
 }
 
 struct Call {
   Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack, bool gradient)
       : arguments(op, stack),
         inputs(inputs_of(arguments)),
-        options(options_of(arguments, gradient)) {
-    check_inputs(inputs, options);
-    refuse_unsupported(arguments, inputs, options);
-  }
-
-  // The lengths of queries and of keys, and the batch.
-  std::array<int64_t, 3> lengths() const {
-    const Tensor &q = inputs.query, &k = inputs.key;
-    switch (options.layout) {
-      case Layout::kBNSD:
-        return {q.size(2), k.size(2), q.size(0)};
-      case Layout::kSBH:
-        return {q.size(0), k.size(0), q.size(1)};
-      default:
-        return {q.size(1), k.size(1), q.size(0)};
-    }
+        options(options_of(arguments, gradient)),
+        device(device_of(inputs)),
+        sizes(check_attention(inputs, options)) {
+    refuse_unsupported(arguments, options);
   }
 
   AttentionInputs host_inputs() const {
@@ -183,8 +140,7 @@ struct Call {
   // The number of bits of the dropout mask: one per query, key and head.
   int64_t mask_size() const {
     if (options.layout != Layout::kTND) {
-      const auto [s, t, b] = lengths();
-      return b * options.heads * s * t;
+      return sizes.batch * sizes.heads * sizes.q_length * sizes.kv_length;
     }
     int64_t pairs = 0, q = 0, kv = 0;
     for (size_t i = 0; i < options.q_ends.size(); ++i) {
@@ -207,27 +163,35 @@ struct Call {
     return work;
   }
 
-  c10::DeviceIndex device() const { return inputs.query.device().index(); }
-
   Arguments arguments;
   AttentionInputs inputs;
   AttentionOptions options;
+  c10::Device device;
+  Geometry sizes;
 };
 
 // The query's shape with the value's head size.
 std::vector<int64_t> output_sizes(const Call& call) {
   std::vector<int64_t> sizes = call.inputs.query.sizes().vec();
-  const Tensor &k = call.inputs.key, &v = call.inputs.value;
   const bool hidden = call.options.layout == Layout::kBSH || call.options.layout == Layout::kSBH;
-  sizes.back() = hidden ? sizes.back() * v.size(-1) / k.size(-1) : v.size(-1);
+  sizes.back() = (hidden ? call.sizes.heads : 1) * call.sizes.value_head_size;
   return sizes;
 }
 
+void check_gradient(const Call& call, const Tensor& dy) {
+  CommonDevice device("npu::npu_fusion_attention_grad");
+  device.add(call.inputs.query);
+  device.add(dy);
+  TORCH_CHECK(dy.sizes() == output_sizes(call) && dy.dtype() == call.inputs.query.dtype(),
+              "npu_fusion_attention_grad: dy must have the shape ", output_sizes(call),
+              " and the dtype ", call.inputs.query.dtype(), " of the output, but has ", dy.sizes(),
+              " and ", dy.dtype());
+}
+
 std::vector<int64_t> softmax_sizes(const Call& call) {
-  const int64_t n = call.options.heads;
-  if (call.options.layout == Layout::kTND) return {call.inputs.query.size(0), n, kSoftmaxCopies};
-  const auto [s, t, b] = call.lengths();
-  return {b, n, s, kSoftmaxCopies};
+  const int64_t n = call.sizes.heads, s = call.sizes.q_length;
+  if (call.options.layout == Layout::kTND) return {s, n, kSoftmaxCopies};
+  return {call.sizes.batch, n, s, kSoftmaxCopies};
 }
 
 Tensor host_scalar(int64_t value) {
@@ -241,7 +205,7 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       call.options.draw.seed == 0 && call.options.draw.offset == 0,
       "[ascend-sim] npu_fusion_attention: seed and offset are not simulated");
-  if (drops) call.options.draw = draw_from(default_generator(call.device()));
+  if (drops) call.options.draw = draw_from(default_generator(call.device.index()));
   const Draw draw = call.options.draw;
   const auto options = call.inputs.query.options();
   const Tensor output = at::empty(output_sizes(call), options);
@@ -251,7 +215,7 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                m = host_alias(max), s = host_alias(sum)] { attention_forward(in, how, o, m, s); };
   Work work = call.work(kForwardMatmuls);
   for (const Tensor& t : {output, max, sum}) work.write(t);
-  launch("npu::npu_fusion_attention", call.device(), work, std::move(body));
+  launch("npu::npu_fusion_attention", call.device.index(), work, std::move(body));
   torch::jit::drop(*stack, op.schema().arguments().size());
   torch::jit::push(*stack, output, max, sum, at::empty({0}, options));
   if (op.schema().returns()[4].type()->kind() == c10::TypeKind::TensorType) {
@@ -265,7 +229,11 @@ void backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   raise_pending_error();
   Call call(op, *stack, /*gradient=*/true);
   const AttentionInputs& in = call.inputs;
-  const bool learns_pse = in.pse.defined() && call.options.pse_type < kPseSlopes;
+  const Tensor dy = call.arguments.tensor("dy");
+  check_gradient(call, dy);
+  // A compressed encoding is computed, and not learnt.
+  const bool learns_pse = in.pse.defined() && call.options.pse_type < kPseSlopes &&
+                          !is_compressed(in.pse, call.options, call.sizes.q_length);
   const AttentionGrads grads{at::empty(in.query.sizes(), in.query.options()),
                              at::empty(in.key.sizes(), in.key.options()),
                              at::empty(in.value.sizes(), in.value.options()),
@@ -273,14 +241,13 @@ void backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const AttentionGrads places{host_alias(grads.query), host_alias(grads.key),
                               host_alias(grads.value),
                               learns_pse ? host_alias(grads.pse) : Tensor()};
-  auto body = [in = call.host_inputs(), how = call.options, places,
-               dy = host_alias(call.arguments.tensor("dy"))] {
-    attention_backward(in, dy, how, places);
+  auto body = [in = call.host_inputs(), how = call.options, places, grad = host_alias(dy)] {
+    attention_backward(in, grad, how, places);
   };
   Work work = call.work(kBackwardMatmuls);
   for (const Tensor& t : {grads.query, grads.key, grads.value, grads.pse}) work.write(t);
-  work.read(call.arguments.tensor("dy"));
-  launch("npu::npu_fusion_attention_grad", call.device(), work, std::move(body));
+  work.read(dy);
+  launch("npu::npu_fusion_attention_grad", call.device.index(), work, std::move(body));
   const size_t returns = op.schema().returns().size();
   const Tensor none = at::empty({0}, in.query.options());  // gradients of sink and of the ropes
   torch::jit::drop(*stack, op.schema().arguments().size());

@@ -2,7 +2,11 @@
 // one (ND).
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <array>
+
 #include "alias.h"
+#include "devices.h"
 #include "fused.h"
 #include "launch.h"
 
@@ -11,13 +15,21 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kPlainFormats[] = {-1, 0, 2};  // undefined, NCHW, ND
+constexpr std::array<int64_t, 3> kPlainFormats{-1, 0, 2};  // undefined, NCHW, ND
+constexpr std::array<int64_t, 16> kPrivateFormats{1,  3,  4,  12, 16, 27, 29, 30,
+                                                  32, 35, 47, 50, 51, 52, 53, 54};
 
+template <size_t size>
+bool is_one_of(const std::array<int64_t, size>& formats, int64_t format) {
+  return std::find(formats.begin(), formats.end(), format) != formats.end();
+}
+
+// Whether the format is the one that the simulated memory has. Raises when ACL knows none such.
 bool is_plain(int64_t format) {
-  for (int64_t plain : kPlainFormats) {
-    if (format == plain) return true;
-  }
-  return false;
+  const bool plain = is_one_of(kPlainFormats, format);
+  TORCH_CHECK(plain || is_one_of(kPrivateFormats, format), "npu_format_cast: there is no format ",
+              format, " (torch_npu.Format names those there are)");
+  return plain;
 }
 
 // As torch_npu's: the tensor itself where it has the format, else a new one. A private format such
@@ -33,7 +45,9 @@ Tensor format_cast_like(const Tensor& input, const Tensor&, std::optional<int64_
   return input;
 }
 
-Tensor& format_cast_(Tensor& input, int64_t, std::optional<int64_t>, std::optional<int64_t>) {
+Tensor& format_cast_(Tensor& input, int64_t format, std::optional<int64_t>,
+                     std::optional<int64_t>) {
+  is_plain(format);  // raises for what is none
   return input;
 }
 
@@ -54,6 +68,11 @@ Tensor dtype_cast(const Tensor& input, at::ScalarType dtype) {
 // there, the source's stream does it.
 Tensor& reshape_out(const Tensor& input, at::IntArrayRef shape, bool, Tensor& out) {
   raise_pending_error();
+  if (!is_npu(input) || !is_npu(out)) {
+    CommonDevice device("npu::npu_reshape.out");
+    device.add(input);
+    device.add(out);
+  }
   auto body = [from = host_alias(input), sizes = shape.vec(), to = host_alias(out)] {
     to.copy_(from.reshape(sizes));
   };

@@ -1,6 +1,8 @@
 // npu_grouped_matmul, without quantisation: one matmul per group, in the dtype of x.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "fused.h"
 
 namespace ascendsim::kernels {
@@ -18,6 +20,16 @@ struct Groups {
 void refuse(bool unsupported, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(!unsupported, "[ascend-sim] npu_grouped_matmul: ", what,
                               " is not simulated");
+}
+
+// The kernel alone knows them, where they are a tensor: so the error comes late, as it does there.
+void check_ends(const std::vector<int64_t>& ends, int64_t size, const char* what) {
+  int64_t last = 0;
+  for (int64_t end : ends) {
+    TORCH_CHECK(end >= last && end <= size, "npu_grouped_matmul: group_list must be growing ends ",
+                "of groups within the ", size, " ", what, " of x, but is ", ends);
+    last = end;
+  }
 }
 
 // group_list_type 0: cumulated sizes; 1: sizes.
@@ -42,6 +54,7 @@ Tensor multiply(const Tensor& x, const Tensor& weight, const std::vector<Tensor>
 // y rows of a group are x rows of the group by the group's weight.
 std::vector<Tensor> by_rows(const Tensor& x, const std::vector<Tensor>& weight,
                             const std::vector<Tensor>& bias, const std::vector<int64_t>& ends) {
+  check_ends(ends, x.size(0), "rows");
   std::vector<Tensor> parts;
   int64_t begin = 0;
   for (size_t g = 0; g < ends.size(); ++g) {
@@ -55,6 +68,7 @@ std::vector<Tensor> by_rows(const Tensor& x, const std::vector<Tensor>& weight,
 
 // y of a group is x columns of the group by the weight rows of the group: [groups, m, n].
 Tensor by_inner(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& ends) {
+  check_ends(ends, std::min(x.size(1), weight.size(0)), "columns");
   std::vector<Tensor> parts;
   int64_t begin = 0;
   for (int64_t end : ends) {

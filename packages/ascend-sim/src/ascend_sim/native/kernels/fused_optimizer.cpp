@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "alias.h"
+#include "devices.h"
 #include "fused.h"
 #include "launch.h"
 
@@ -52,11 +53,18 @@ std::tuple<Tensor, Tensor, Tensor> apply_adam_w_out(
                    epsilon.toDouble(),      amsgrad.value_or(false), maximize.value_or(false)};
   TORCH_CHECK(!adam.amsgrad || (max_grad_norm && max_grad_norm->defined()),
               "npu_apply_adam_w: amsgrad needs max_grad_norm, the largest v so far");
+  const Tensor max_v = adam.amsgrad ? *max_grad_norm : Tensor();
+  CommonDevice device("npu::npu_apply_adam_w.out");
+  device.add(grad);
+  device.add(max_v);
   for (const Tensor& t : out) {
-    TORCH_CHECK(is_npu(t) && t.sizes() == grad.sizes(),
-                "npu_apply_adam_w: var, m and v must be NPU tensors of the gradient's shape");
+    device.add(t);
+    TORCH_CHECK(t.sizes() == grad.sizes(),
+                "npu_apply_adam_w: var, m and v must have the gradient's shape");
   }
-  Tensor largest = adam.amsgrad ? host_alias(*max_grad_norm) : Tensor();
+  TORCH_CHECK(!adam.amsgrad || max_v.sizes() == grad.sizes(),
+              "npu_apply_adam_w: max_grad_norm must have the gradient's shape");
+  const Tensor largest = adam.amsgrad ? host_alias(max_v) : Tensor();
   auto body = [adam, var = host_alias(out[0]), m = host_alias(out[1]), v = host_alias(out[2]),
                g = host_alias(grad), largest] { step(adam, var, m, v, g, largest); };
   Work work;

@@ -30,7 +30,7 @@ OutputPlanner::OutputPlanner(const c10::OperatorHandle& op, const Signature& sig
 uint64_t OutputPlanner::hits() { return g_hits; }
 
 std::shared_ptr<const OutputPlan> OutputPlanner::plan(const torch::jit::Stack& arguments) {
-  if (signature_.waits) return nullptr;
+  if (signature_.waits(arguments)) return nullptr;
   static thread_local std::string key;
   key.clear();
   // A number cannot change the shape of what an operator writes in place, and an optimizer passes

@@ -1,7 +1,9 @@
 // What the simulator must know of an operator, read once from its schema.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <string>
 #include <vector>
@@ -21,8 +23,19 @@ struct Signature {
   bool only_writes = true;    // every return is a written argument
   bool resizes = false;       // it has out= arguments
   bool tensor_tuple = false;  // more than one tensor is new
-  bool waits = false;         // the result's shape or value depends on data
-  bool takes_host_indices = false;
+  std::vector<bool> indices;  // per argument: the indices of an indexing operator
+
+  // Whether the shape or value of a result depends on data in this call: the host has to wait.
+  bool waits(const torch::jit::Stack& arguments) const;
+
+  // Whether `t` may lie on the host: an index, or a scalar that is only read.
+  bool may_be_on_host(size_t argument, const at::Tensor& t) const;
+
+ private:
+  enum class Waits { kNever, kForMasks, kWithoutSize, kAlways };
+
+  Waits waits_ = Waits::kNever;
+  int output_size_ = -1;  // the position of the argument that tells what data would decide
 };
 
 // namespace::name.overload

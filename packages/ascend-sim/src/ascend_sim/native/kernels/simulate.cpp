@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "alias.h"
+#include "devices.h"
 #include "generator.h"
 #include "launch.h"
 
@@ -52,12 +53,6 @@ c10::IValue allocate(const ReturnPlan& plan, c10::DeviceIndex device,
   return c10::IValue(std::move(outputs));
 }
 
-// A CPU scalar may change before the task reads it. Wrapped numbers are nobody's to change.
-at::Tensor kept_scalar(const at::Tensor& t) {
-  if (!t.defined() || t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
-  return t.detach().clone();
-}
-
 }  // namespace
 
 CallCounts call_counts() { return {g_enqueued, g_inline, OutputPlanner::hits()}; }
@@ -83,18 +78,15 @@ void SimulatedOperator::operator()(const c10::OperatorHandle&, c10::DispatchKeyS
 }
 
 c10::DeviceIndex SimulatedOperator::device_of(const torch::jit::Stack& arguments) const {
-  std::optional<c10::Device> device, other;
-  for (const c10::IValue& value : arguments) {
-    for_each_tensor(value, [&](const at::Tensor& t) {
-      if (!t.defined() || (t.is_cpu() && (t.dim() == 0 || signature_.takes_host_indices))) return;
-      if (!device) device = t.device();
-      if (*device != t.device()) other = t.device();
+  CommonDevice tensors(signature_.name);
+  std::optional<c10::Device> asked;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for_each_tensor(arguments[i], [&](const at::Tensor& t) {
+      if (!signature_.may_be_on_host(i, t)) tensors.add(t);
     });
-    if (!device && value.isDevice()) device = value.toDevice();
+    if (arguments[i].isDevice()) asked = arguments[i].toDevice();
   }
-  TORCH_CHECK(!other,
-              "Expected all tensors to be on the same device, but found at least two devices, ",
-              *device, " and ", *other, "! (when running ", signature_.name, ")");
+  const std::optional<c10::Device>& device = tensors.get() ? tensors.get() : asked;
   if (device && device->has_index()) return device->index();
   const at::TensorOptions npu = at::TensorOptions().device(c10::DeviceType::PrivateUse1);
   return at::empty({0}, npu).device().index();
@@ -120,9 +112,8 @@ torch::jit::Stack SimulatedOperator::host_arguments(const torch::jit::Stack& arg
     } else if (value.isDevice()) {
       value = at::Device(at::kCPU);
     } else {
-      map_tensors(value, [&](const at::Tensor& t) {
-        return is_npu(t) ? host_alias(t) : signature_.written[i] ? t : kept_scalar(t);
-      });
+      map_tensors(value,
+                  [&](const at::Tensor& t) { return is_npu(t) ? host_alias(t) : host_copy(t); });
     }
   }
   return host;
@@ -172,7 +163,8 @@ std::vector<c10::IValue> SimulatedOperator::run_now(const torch::jit::Stack& arg
   }
   // What it returns is not known before it runs, and counts as nothing.
   const Work work = work_of(signature_, flops_, arguments, {});
-  run_inline(signature_.name.c_str(), device, signature_.waits, work, [&] { call_host(host); });
+  run_inline(signature_.name.c_str(), device, signature_.waits(arguments), work,
+             [&] { call_host(host); });
   const auto to_npu = [&](const at::Tensor& t) {
     if (!t.defined()) return t;
     at::Tensor npu = at::empty_strided(t.sizes(), t.strides(), options_on(device, t.scalar_type()));

@@ -21,6 +21,7 @@ constexpr int64_t kCores = 24;
 thread_local int selected_device = -1;
 std::atomic<int> initialised{0};
 std::array<int, kMaxDevices> contexts;  // a context is the address of its device's element
+std::array<std::atomic<bool>, kMaxDevices> selected_ever;
 
 }  // namespace
 
@@ -52,6 +53,7 @@ ASCENDSIM_API int aclrtSetDevice(int device) {
                                    std::to_string(Settings().devices));
   }
   selected_device = device;
+  selected_ever[device] = true;
   return kOk;
 }
 
@@ -74,9 +76,13 @@ ASCENDSIM_API int aclrtSetCurrentContext(void* context) {
   return kOk;
 }
 
-ASCENDSIM_API int aclrtGetPrimaryCtxState(int, uint32_t* flags, int* active) {
+// A device has a context from the first time that a thread selects it.
+ASCENDSIM_API int aclrtGetPrimaryCtxState(int device, uint32_t* flags, int* active) {
+  if (device < 0 || device >= static_cast<int>(Settings().devices)) {
+    return Fail(kBadParameter, "there is no device " + std::to_string(device));
+  }
   if (flags) *flags = 0;
-  *active = 1;
+  *active = selected_ever[device] ? 1 : 0;
   return kOk;
 }
 
