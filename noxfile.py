@@ -106,16 +106,20 @@ def npu(session: nox.Session) -> None:
     packages += ["packages/ascend-suite/tests/test_simulated_npu.py"]
     libraries = str(Path(".nox/ascend-sim").resolve())
     strict = {**TESTING, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
+    session.run(".nox/npu/bin/ascend-sim", "build", env=strict, external=True)
 
-    def run(schedule: str) -> object:
-        pytest = [".nox/npu/bin/python", "-m", "pytest", f"--npu-sim={schedule}", *packages]
-        if schedule != "lazy":
-            pytest += ["-k", "npu:0 or ascend-sim"]  # what does not run on the device runs once
-        return session.run(*pytest, *session.posargs, env=strict, external=True, silent=True)
+    def run(arguments: list[str]) -> object:
+        pytest = [".nox/npu/bin/python", "-m", "pytest", *arguments, *session.posargs]
+        return session.run(*pytest, env=strict, external=True, silent=True)
+
+    runs = [["--npu-sim=lazy", *packages]]
+    for schedule in ("eager", "thread"):  # what does not run on the device runs once
+        runs.append([f"--npu-sim={schedule}", *packages, "-k", "npu:0 or ascend-sim"])
+    runs.append(["tests_integration/test_megatron_npu.py"])  # it starts simulated NPUs itself
 
     # Two at a time: one process keeps one processor busy. What fails, nox shows itself.
     with ThreadPoolExecutor(2) as pool:
-        for shown in pool.map(run, ["lazy", "eager", "thread"]):
+        for shown in pool.map(run, runs):
             sys.stdout.write(str(shown))
 
 
