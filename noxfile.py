@@ -112,7 +112,7 @@ def npu(session: nox.Session) -> None:
         pytest = [".nox/npu/bin/python", "-m", "pytest", *arguments, *session.posargs]
         return session.run(*pytest, env=strict, external=True, silent=True)
 
-    runs = [["--npu-sim=lazy", *packages]]
+    runs = [["--npu-sim=lazy", *packages, "docs/examples"]]
     for schedule in ("eager", "thread"):  # what does not run on the device runs once
         runs.append([f"--npu-sim={schedule}", *packages, "-k", "npu:0 or ascend-sim"])
     runs.append(["tests_integration/test_megatron_npu.py"])  # it starts simulated NPUs itself
