@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,6 @@ def run(
     device: str,
     worker: Sequence[str] = WORKER,
     patience: float = PATIENCE_SECONDS,
-    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Outcome]:
     """Train `names`, configurations of `world` ranks.
 
@@ -73,7 +72,6 @@ def run(
         device: "cpu", or the schedule of a simulated NPU.
         worker: What Python runs, before the arguments of `worker`.
         patience: Seconds in which a rank must get on.
-        variables: More for the environment of the processes.
     """
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as home:
@@ -83,7 +81,7 @@ def run(
                 [*worker, str(folder), str(rank), str(world), device, *pending]
                 for rank in range(world)
             ]
-            with _Ranks(folder, commands, variables or {}) as ranks:
+            with _Ranks(folder, commands) as ranks:
                 problem = ranks.wait(patience)
             outcomes |= _outcomes(folder, world, pending, problem)
     return outcomes
@@ -92,12 +90,10 @@ def run(
 class _Ranks:
     """The processes, which end with the context at the latest."""
 
-    def __init__(
-        self, folder: Path, commands: Sequence[Sequence[str]], variables: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, commands: Sequence[Sequence[str]]) -> None:
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
-        environment = {**os.environ, **ENVIRONMENT, **variables}
+        environment = {**os.environ, **ENVIRONMENT}
         for rank, command in enumerate(commands):
             python = [sys.executable, *command]
             with self._log(rank).open("w") as log:
