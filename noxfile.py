@@ -106,18 +106,24 @@ def npu(session: nox.Session) -> None:
     packages += ["packages/ascend-suite/tests/test_simulated_npu.py"]
     libraries = str(Path(".nox/ascend-sim").resolve())
     strict = {**TESTING, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
+    session.run(".nox/npu/bin/ascend-sim", "build", env=strict, external=True)
 
-    def run(schedule: str) -> object:
-        # Features are tested where they find races, or memory is exact: the rest is ascend-sim's.
-        chosen = packages[:1] if schedule in {"random", "timed"} else packages
-        pytest = [".nox/npu/bin/python", "-m", "pytest", f"--npu-sim={schedule}", *chosen]
-        if schedule != "lazy":
-            pytest += ["-k", "npu:0 or ascend-sim"]  # what does not run on the device runs once
-        return session.run(*pytest, *session.posargs, env=strict, external=True, silent=True)
+    def run(arguments: list[str]) -> object:
+        pytest = [".nox/npu/bin/python", "-m", "pytest", *arguments, *session.posargs]
+        return session.run(*pytest, env=strict, external=True, silent=True)
+
+    runs = [["--npu-sim=lazy", *packages, "docs/examples"]]
+    # What does not run on the device runs once.
+    for schedule in ("early", "eager", "thread"):
+        runs.append([f"--npu-sim={schedule}", *packages, "-k", "npu:0 or ascend-sim"])
+    runs.append(["tests_integration/test_megatron_npu.py"])  # it starts simulated NPUs itself
+    # Features are tested where they find races, or memory is exact: the rest is ascend-sim's.
+    for schedule in ("random", "timed"):
+        runs.append([f"--npu-sim={schedule}", packages[0]])
 
     # Two at a time: one process keeps one processor busy. What fails, nox shows itself.
     with ThreadPoolExecutor(2) as pool:
-        for shown in pool.map(run, ["lazy", "early", "eager", "thread", "random", "timed"]):
+        for shown in pool.map(run, runs):
             sys.stdout.write(str(shown))
 
 

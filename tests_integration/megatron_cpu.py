@@ -33,7 +33,7 @@ def megatron_on_cpu() -> Iterator[None]:
     """Import megatron-core and form the groups of one process."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for place, name, stand_in in _stand_ins():
+        for place, name, stand_in in stand_ins():
             patch.setattr(place, name, stand_in)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that Transformer Engine and Apex are not there
@@ -89,7 +89,8 @@ def loss_of(model: nn.Module, batch: Tokens) -> Tensor:
     return loss
 
 
-def _stand_ins() -> list[tuple[Any, str, Any]]:
+def stand_ins() -> list[tuple[Any, str, Any]]:
+    """Places, names there, and what stands in for them."""
     cuda, generator = torch.cuda, torch.default_generator
     found = [
         (cuda, "current_device", lambda: torch.device("cpu")),

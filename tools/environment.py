@@ -5,7 +5,7 @@ nox makes one environment per session, each with a torch of its own. So there ar
     .nox/torch-2.13   the pinned third-party packages: torch, the tools, what our packages declare
     .nox/shared       sees those, and holds the packages of this repository, editable, and
                       megatron-core, on which the integration tests run
-    .nox/npu          as shared, but with torch_npu, beside which `import torch` needs a device
+    .nox/npu          as shared, and torch_npu, beside which `import torch` needs a device
 
 Usage: python tools/environment.py [TORCH | npu]
 
@@ -74,7 +74,8 @@ def npu() -> Path:
     Returns:
         The folder of the environment.
     """
-    return _with_packages(ROOT / ".nox/npu", ROOT / "constraints/torch-npu.txt")
+    pins = [ROOT / f"constraints/{name}.txt" for name in ("megatron", "torch-npu")]
+    return _with_packages(ROOT / ".nox/npu", *pins)
 
 
 def _with_packages(home: Path, *more: Path) -> Path:

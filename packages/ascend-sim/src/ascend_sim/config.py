@@ -106,6 +106,19 @@ class SimConfig:
         if self.schedule not in SCHEDULES:
             known = ", ".join(SCHEDULES)
             raise ConfigError(f"There is no schedule {self.schedule!r}.", instead=f"one of {known}")
+        self._check_speeds()
+        if self.query_stall < 0:
+            raise ConfigError(
+                f"query_stall={self.query_stall} is negative.",
+                why="it is how often an event answers that it is not reached yet",
+                instead="a whole number, 0 or more",
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed={self.seed} is no seed.", instead="0 or more, below 2**64")
+        if self.profile is not None:
+            self.rates()
+
+    def _check_speeds(self) -> None:
         for name in ("h2d_gbps", "d2h_gbps", "d2d_gbps"):
             speed = getattr(self, name)
             if speed is not None and not (speed > 0 and math.isfinite(speed)):
@@ -123,16 +136,6 @@ class SimConfig:
                 f"collective_timeout_s={self.collective_timeout_s} is no time-out.",
                 instead="seconds, more than 0",
             )
-        if self.query_stall < 0:
-            raise ConfigError(
-                f"query_stall={self.query_stall} is negative.",
-                why="it is how often an event answers that it is not reached yet",
-                instead="a whole number, 0 or more",
-            )
-        if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed={self.seed} is no seed.", instead="0 or more, below 2**64")
-        if self.profile is not None:
-            self.rates()
 
     def rates(self) -> Profile:
         """Return what "timed" goes by: the profile, and the options that take its place.
