@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ascend_sim.errors import ConfigError
 from ascend_sim.profile import PUBLISHED, Profile
@@ -21,16 +21,6 @@ NOT_OPTIONS = {"CACHE", "CXX"}
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-# What an option of an annotation may be, and in words.
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "str | int": ((str, int), 'a whole number of bytes, or a text such as "64M"'),
-    "str": ((str,), "a text"),
-    "int": ((int,), "a whole number"),
-    "float": ((float, int), "a number"),
-    "float | None": ((float, int, type(None)), "a number, or None"),
-    "str | None": ((str, type(None)), "a text, or None"),
-    "bool": ((bool,), "True or False"),
-}
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -218,7 +208,7 @@ def parse_size(size: str | int) -> int:
 
 def _check_type(name: str, annotation: str, value: object) -> None:
     """Refuse what is of another type. A truth value is no number, and an int is a float, too."""
-    types, wanted = _TYPES[annotation]
+    types, wanted, _ = _KINDS[annotation]
     is_truth_for_a_number = isinstance(value, bool) and bool not in types
     if is_truth_for_a_number or not isinstance(value, types):
         raise ConfigError(f"{name}={value!r} cannot be.", instead=wanted)
@@ -226,16 +216,7 @@ def _check_type(name: str, annotation: str, value: object) -> None:
 
 def readers() -> dict[str, Callable[[str], Any]]:
     """Say for each option how its text is read: by a function that may raise ValueError."""
-    by_type: dict[str, Callable[[str], Any]] = {
-        "str | int": str,
-        "str": str,
-        "str | None": str,
-        "int": _whole,
-        "float": _number,
-        "float | None": _number,
-        "bool": _truth,
-    }
-    return {field.name: by_type[str(field.type)] for field in dataclasses.fields(SimConfig)}
+    return {field.name: _KINDS[str(field.type)].read for field in dataclasses.fields(SimConfig)}
 
 
 def _whole(text: str) -> int:
@@ -257,3 +238,23 @@ def _truth(text: str) -> bool:
         return _TRUTH[text.strip().lower()]
     except KeyError:
         raise ValueError(f"one of {', '.join(_TRUTH)} is needed") from None
+
+
+class _Kind(NamedTuple):
+    """What an option may be, in types and in words, and how its text is read."""
+
+    types: tuple[type, ...]
+    wanted: str
+    read: Callable[[str], Any]
+
+
+# By the annotation of the option.
+_KINDS = {
+    "str | int": _Kind((str, int), 'a whole number of bytes, or a text such as "64M"', str),
+    "str": _Kind((str,), "a text", str),
+    "str | None": _Kind((str, type(None)), "a text, or None", str),
+    "int": _Kind((int,), "a whole number", _whole),
+    "float": _Kind((float, int), "a number", _number),
+    "float | None": _Kind((float, int, type(None)), "a number, or None", _number),
+    "bool": _Kind((bool,), "True or False", _truth),
+}
