@@ -9,7 +9,7 @@ from torch import nn
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["Layout", "read"]
+__all__ = ["Layout", "fills_storage", "read"]
 
 # Looked up once: this is asked for every tensor of every recorded call.
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -161,3 +161,10 @@ def read(tensor: torch.Tensor) -> Layout:
         tensor.is_neg(),
     )
     return tuple.__new__(Layout, fields)  # (`Layout(...)` goes by way of a function in Python)
+
+
+def fills_storage(tensor: torch.Tensor) -> bool:
+    """Whether each byte of the tensor's storage belongs to exactly one of its elements."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes and (
+        tensor.is_contiguous() or read(tensor).is_dense
+    )

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ascend_core.errors import StorageError
-from ascend_core.layout import Layout, read
+from ascend_core.layout import Layout, fills_storage, read
 
 __all__ = [
     "Released",
@@ -189,8 +189,7 @@ def why_not_releasable(tensor: Tensor, others: Iterable[Tensor] = ()) -> str | N
     if tensor.numel() == 0:
         return "it has no bytes."
     storage = tensor.untyped_storage()
-    covered = tensor.numel() * tensor.element_size()
-    if tensor.storage_offset() != 0 or storage.nbytes() != covered or not read(tensor).is_dense:
+    if tensor.storage_offset() != 0 or not fills_storage(tensor):
         return "it is a view of a larger storage, which others may read."
     # (`is_shared` is always true on CUDA.)
     if not storage.resizable() or (tensor.is_cpu and storage.is_shared()):

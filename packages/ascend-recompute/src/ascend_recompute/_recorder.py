@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_core.layout import Layout, read
+from ascend_core.layout import Layout, fills_storage
 from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord
 from ascend_core.storage import hollow
 from ascend_recompute import _nodes
@@ -130,8 +130,7 @@ class Recorder:
             and output.layout is torch.strided
             and output.nbytes >= self._policy.min_bytes
             and not (output.is_meta or output.is_nested)
-            and output.untyped_storage().nbytes() == output.nbytes
-            and (output.is_contiguous() or read(output).is_dense)
+            and fills_storage(output)
         )
 
     def _modes_now(self, output: Tensor) -> Modes:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from ascend_core.layout import Layout, read
+from ascend_core.layout import Layout, fills_storage, read
 from ascend_core.saved import StorageRecord
 from ascend_recompute._nodes import name
 from ascend_recompute._recipe import Made, Operand
@@ -67,7 +67,7 @@ class Widened:
     def _copy_of(self, value: Tensor) -> Operand | None:
         if value.dtype not in _NARROW or not value.requires_grad or not Layout.fits(value):
             return None
-        if value.untyped_storage().nbytes() != value.nbytes or not read(value).is_dense:
+        if not fills_storage(value):
             return None
         edge = get_gradient_edge(value)
         copy = self._copies.get((edge.node, edge.output_nr))
