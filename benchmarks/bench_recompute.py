@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -23,8 +22,7 @@ from ascend_core.device import current_backend
 from ascend_core.testing import held_bytes
 from ascend_recompute import recompute_activation, recompute_layers, recompute_norm
 from benchmarks.case import Case, Variant
-
-Forward = Callable[[Tensor], Tensor]
+from benchmarks.steps import Forward, forward_and_backward, random_input
 
 
 class GeluMLP(nn.Module):
@@ -153,7 +151,7 @@ def _against_checkpoint(mlp: GeluMLP | GatedMLP, tokens: int) -> dict[str, Varia
     mlp = mlp.to(device)
     ours = copy.deepcopy(mlp)
     recompute_activation(ours)
-    x = _input(tokens, mlp.down.out_features)
+    x = random_input(tokens, mlp.down.out_features)
 
     def around_activation(reentrant: bool) -> Forward:
         return lambda x: mlp.down(
@@ -170,7 +168,10 @@ def _against_checkpoint(mlp: GeluMLP | GatedMLP, tokens: int) -> dict[str, Varia
     def around_all(reentrant: bool) -> Forward:
         return lambda x: checkpoint(mlp, x, use_reentrant=reentrant)
 
-    variants = {"plain": _variant(mlp, x), "recompute_activation": _variant(ours, x)}
+    variants = {
+        "plain": forward_and_backward(mlp, x),
+        "recompute_activation": forward_and_backward(ours, x),
+    }
     wraps = {
         "activation": around_activation,
         "activation + linear": around_both,
@@ -178,7 +179,7 @@ def _against_checkpoint(mlp: GeluMLP | GatedMLP, tokens: int) -> dict[str, Varia
     }
     for what, wrap in wraps.items():
         for form, reentrant in (("non-reentrant", False), ("reentrant", True)):
-            variants[f"checkpoint({what}), {form}"] = _variant(wrap(reentrant), x)
+            variants[f"checkpoint({what}), {form}"] = forward_and_backward(wrap(reentrant), x)
     return variants
 
 
@@ -187,16 +188,18 @@ def _norm(norm: Callable[[int], nn.Module], hidden: int, tokens: int) -> dict[st
     model = NormAndLinear(hidden, norm).to(current_backend().device())
     ours = copy.deepcopy(model)
     recompute_norm(ours)
-    x = _input(tokens, hidden)
+    x = random_input(tokens, hidden)
 
     def around(reentrant: bool) -> Forward:
         return lambda x: checkpoint(model, x * 1.0, use_reentrant=reentrant)
 
     return {
-        "plain": _variant(lambda x: model(x * 1.0), x),
-        "recompute_norm": _variant(lambda x: ours(x * 1.0), x),
-        "checkpoint(norm + linear), non-reentrant": _variant(around(reentrant=False), x),
-        "checkpoint(norm + linear), reentrant": _variant(around(reentrant=True), x),
+        "plain": forward_and_backward(lambda x: model(x * 1.0), x),
+        "recompute_norm": forward_and_backward(lambda x: ours(x * 1.0), x),
+        "checkpoint(norm + linear), non-reentrant": forward_and_backward(
+            around(reentrant=False), x
+        ),
+        "checkpoint(norm + linear), reentrant": forward_and_backward(around(reentrant=True), x),
     }
 
 
@@ -206,7 +209,7 @@ def _layers(hidden: int, tokens: int) -> dict[str, Variant]:
     block, uniform = copy.deepcopy(model), copy.deepcopy(model)
     recompute_layers(block)
     recompute_layers(uniform, method="uniform", num_layers=2)
-    x = _input(tokens, hidden)
+    x = random_input(tokens, hidden)
 
     def around(reentrant: bool) -> Forward:
         def forward(x: Tensor) -> Tensor:
@@ -217,11 +220,11 @@ def _layers(hidden: int, tokens: int) -> dict[str, Variant]:
         return forward
 
     return {
-        "plain": _variant(model, x),
-        "recompute_layers, block": _variant(block, x),
-        "recompute_layers, uniform of 2": _variant(uniform, x),
-        "checkpoint(layer), non-reentrant": _variant(around(reentrant=False), x),
-        "checkpoint(layer), reentrant": _variant(around(reentrant=True), x),
+        "plain": forward_and_backward(model, x),
+        "recompute_layers, block": forward_and_backward(block, x),
+        "recompute_layers, uniform of 2": forward_and_backward(uniform, x),
+        "checkpoint(layer), non-reentrant": forward_and_backward(around(reentrant=False), x),
+        "checkpoint(layer), reentrant": forward_and_backward(around(reentrant=True), x),
     }
 
 
@@ -235,9 +238,12 @@ def _on_and_off(
     model = model.to(device)
     ours = copy.deepcopy(model)
     recompute_activation(ours, modules=modules)
-    x = _input(tokens, next(model.parameters()).shape[-1])
+    x = random_input(tokens, next(model.parameters()).shape[-1])
     if backward:
-        return {"plain": _variant(model, x), "recompute_activation": _variant(ours, x)}
+        return {
+            "plain": forward_and_backward(model, x),
+            "recompute_activation": forward_and_backward(ours, x),
+        }
     return {"plain": _forward_only(model, x), "recompute_activation": _forward_only(ours, x)}
 
 
@@ -262,18 +268,5 @@ def _apart(hidden: int, inner: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, inner), Activation(), nn.Linear(inner, hidden))
 
 
-def _input(tokens: int, hidden: int) -> Tensor:
-    return torch.randn(tokens, hidden, device=current_backend().device(), requires_grad=True)
-
-
-def _variant(forward: Forward, x: Tensor) -> Variant:
-    return Variant(lambda: _step(forward, x), lambda: held_bytes(lambda: forward(x)))
-
-
 def _forward_only(forward: Forward, x: Tensor) -> Variant:
     return Variant(lambda: forward(x), lambda: held_bytes(lambda: forward(x)))
-
-
-def _step(forward: Forward, x: Tensor) -> None:
-    inputs = x.detach().requires_grad_()
-    forward(inputs).sum().backward()

@@ -20,15 +20,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ascend_core.device import current_backend
-from ascend_core.testing import held_bytes
 from ascend_recompute import CheckpointWithoutOutput, recompute_activation, recompute_norm
 from benchmarks.case import Case, Variant
+from benchmarks.steps import forward_and_backward, random_input
 
 TurnOn = Callable[[nn.Module], object]
 
@@ -94,7 +93,7 @@ def _mlp(hidden: int, tokens: int, name: str | None = None, rounds: int = 25) ->
         return recompute_activation(model, modules=(Pair,))
 
     label = name or f"gelu MLP {hidden}/{4 * hidden}, {tokens} tokens"
-    return _case(label, build, turn_on, _input(tokens, hidden), rounds)
+    return _case(label, build, turn_on, random_input(tokens, hidden), rounds)
 
 
 def _norm(name: str, norm: Callable[[int], nn.Module], hidden: int, tokens: int) -> Case:
@@ -102,7 +101,7 @@ def _norm(name: str, norm: Callable[[int], nn.Module], hidden: int, tokens: int)
         return Pair(Scale(), norm(hidden), nn.Linear(hidden, 3 * hidden))
 
     label = f"{name} {hidden}, {tokens} tokens"
-    return _case(label, build, recompute_norm, _input(tokens, hidden), 25)
+    return _case(label, build, recompute_norm, random_input(tokens, hidden), 25)
 
 
 def _case(name: str, build: Callable[[], Pair], turn_on: TurnOn, x: Tensor, rounds: int) -> Case:
@@ -123,7 +122,7 @@ def _case(name: str, build: Callable[[], Pair], turn_on: TurnOn, x: Tensor, roun
             "megatron's CheckpointWithoutOutput": lambda x: model.by_hand(megatrons, x),
             "checkpoint(function + linear), non-reentrant": model.with_checkpoint,
         }
-        return {name: _variant(forward, x) for name, forward in forwards.items()}
+        return {name: forward_and_backward(forward, x) for name, forward in forwards.items()}
 
     return Case(name, variants, rounds=rounds, around=_megatron)
 
@@ -134,14 +133,3 @@ def _megatron() -> AbstractContextManager[object]:
     from tests_integration.megatron_cpu import megatron_on_cpu
 
     return megatron_on_cpu()
-
-
-def _input(tokens: int, hidden: int) -> Tensor:
-    return torch.randn(tokens, hidden, device=current_backend().device(), requires_grad=True)
-
-
-def _variant(forward: Callable[[Tensor], Tensor], x: Tensor) -> Variant:
-    def step() -> None:
-        forward(x.detach().requires_grad_()).sum().backward()
-
-    return Variant(step, lambda: held_bytes(lambda: forward(x)))
