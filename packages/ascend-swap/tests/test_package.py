@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import torch
+
 import ascend_swap
+from ascend_core import Handle, get_feature
 
 
 def test_import_loads_no_torch() -> None:
@@ -13,5 +16,15 @@ def test_import_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nothing_is_exported_before_there_is_a_feature() -> None:
-    assert ascend_swap.__all__ == ["__version__"]
+def test_public_names_are_there() -> None:
+    for name in ascend_swap.__all__:
+        assert getattr(ascend_swap, name) is not None
+
+
+def test_the_feature_is_found_and_applies() -> None:
+    feature = get_feature("swap-optimizer")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=1.0, momentum=0.9)
+    handle = feature.apply(optimizer)
+    assert isinstance(handle, Handle)
+    assert handle.report()["windows"] == 1
+    handle.remove()

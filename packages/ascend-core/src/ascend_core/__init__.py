@@ -34,6 +34,7 @@ _EXPORTS = {
     "LiveStorages": "ascend_core.memory",
     "MeasurementError": "ascend_core.errors",
     "MemoryTimeline": "ascend_core.memory",
+    "OptimizerFailedError": "ascend_core.errors",
     "PeakMeasurement": "ascend_core.memory",
     "PinnedPool": "ascend_core.pinned",
     "PoolStats": "ascend_core.pinned",
@@ -43,6 +44,7 @@ _EXPORTS = {
     "Stream": "ascend_core.streams",
     "Transfer": "ascend_core.transfer",
     "UnavailableError": "ascend_core.errors",
+    "WindowedOptimizer": "ascend_core.optim",
     "__version__": "ascend_core._version",
     "available_backends": "ascend_core.device",
     "backend_of": "ascend_core.device",
@@ -55,6 +57,7 @@ _EXPORTS = {
     "plot_timelines": "ascend_core.memory",
     "region": "ascend_core.saved",
     "track_live": "ascend_core.memory",
+    "windowed": "ascend_core.optim",
 }
 
 __all__ = list(_EXPORTS)
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from ascend_core.errors import FeatureNotFoundError as FeatureNotFoundError
     from ascend_core.errors import HostMemoryError as HostMemoryError
     from ascend_core.errors import MeasurementError as MeasurementError
+    from ascend_core.errors import OptimizerFailedError as OptimizerFailedError
     from ascend_core.errors import ReplayError as ReplayError
     from ascend_core.errors import StorageError as StorageError
     from ascend_core.errors import UnavailableError as UnavailableError
@@ -92,6 +96,8 @@ if TYPE_CHECKING:
     from ascend_core.memory import plot_timelines as plot_timelines
     from ascend_core.memory import track_live as track_live
     from ascend_core.modes import ForwardState as ForwardState
+    from ascend_core.optim import WindowedOptimizer as WindowedOptimizer
+    from ascend_core.optim import windowed as windowed
     from ascend_core.pinned import HostBuffer as HostBuffer
     from ascend_core.pinned import PinnedPool as PinnedPool
     from ascend_core.pinned import PoolStats as PoolStats

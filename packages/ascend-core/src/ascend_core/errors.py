@@ -11,6 +11,7 @@ Every error says what went wrong, why, and what to do instead:
     ├── HostMemoryError          host memory for moved bytes could not be had
     │   └── BudgetExceededError
     ├── StorageError             a storage cannot be released or restored safely
+    ├── OptimizerFailedError     a step failed half-way; weights and state are not to be trusted
     ├── ReplayError              a recomputation does not match the forward pass it repeats
     └── MeasurementError         a measurement could not be taken or does not add up
 
@@ -28,6 +29,7 @@ __all__ = [
     "FeatureNotFoundError",
     "HostMemoryError",
     "MeasurementError",
+    "OptimizerFailedError",
     "ReplayError",
     "StorageError",
     "UnavailableError",
@@ -97,6 +99,10 @@ class BudgetExceededError(HostMemoryError):
 
 class StorageError(AscendError, RuntimeError):
     """A storage that cannot be released or restored safely."""
+
+
+class OptimizerFailedError(AscendError, RuntimeError):
+    """An optimizer whose step failed half-way, until it is given a checkpoint."""
 
 
 class ReplayError(AscendError, RuntimeError):

@@ -176,9 +176,9 @@ class HostBuffer:
         """The copies that must have ended before the memory is read or written."""
         return self._lease.last_use
 
-    def used_by(self, copy: Event) -> None:
-        """Note a copy that was queued behind a wait for every event of `last_use`."""
-        self._lease.last_use = (copy,)
+    def used_by(self, *copies: Event) -> None:
+        """Note the copies that were queued last, behind a wait for every event of `last_use`."""
+        self._lease.last_use = copies
 
     def wait(self) -> None:
         """Block the host until the last copy that uses the memory has ended."""

@@ -39,6 +39,8 @@ from ascend_core.streams import Event, Stream
 
 __all__ = ["DeviceCopy", "HostCopy", "Transfer"]
 
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
 # In bytes. Kernels choose their path by how a pointer is aligned; allocators align blocks so far.
 _POINTER_ALIGNMENT = 512
 
@@ -149,6 +151,53 @@ class Transfer:
             )
         return layout.flatten(out)
 
+    def bring(self, pairs: Pairs, *, after: Sequence[Event] = ()) -> Event:
+        """Queue copies of host memory that the caller owns to the device. Does not block the host.
+
+        They run on the inward stream, behind what the current stream holds and behind `after`. The
+        caller sees to it that neither side is written or given away before they have ended.
+
+        Args:
+            pairs: Target and source of each copy, of the same shape and dtype.
+            after: The copies that last wrote or read any of this memory on another stream.
+
+        Returns:
+            An event behind the last copy.
+        """
+        done = self._backend.new_event()
+        self._queue_all(pairs, self._both_streams()[1], after, done)
+        return done
+
+    def send(self, pairs: Pairs, *, after: Sequence[Event] = ()) -> Event:
+        """Queue copies to host memory that the caller owns. As `bring`, on the outward stream."""
+        done = self._backend.new_event()
+        self._queue_all(pairs, self._both_streams()[0], after, done)
+        return done
+
+    def tie(self, tensor: torch.Tensor) -> None:
+        """Keep the tensor's block, once freed, from reuse until both streams are past this point.
+
+        For device memory that `bring` or `send` may still use when nobody waits for them.
+        """
+        for stream in self._both_streams():
+            self._backend.record_stream(tensor, stream)
+
+    def wait(self, event: Event) -> None:
+        """Make the current stream wait for copies that were queued. The host goes on."""
+        self._backend.current_stream(self.device).wait_event(event)
+
+    def _queue_all(self, pairs: Pairs, stream: Stream, after: Sequence[Event], done: Event) -> None:
+        """Queue copies on `stream`, and record `done` behind them."""
+        stream.wait_stream(self._backend.current_stream(self.device))
+        for event in after:
+            stream.wait_event(event)
+        try:
+            with self._backend.stream_context(stream):
+                for target, source in pairs:
+                    target.copy_(source, non_blocking=True)
+        finally:  # a copy that raised may have been queued all the same
+            done.record(stream)
+
     def _queue(
         self,
         target: torch.Tensor,
@@ -160,14 +209,9 @@ class Transfer:
         """Queue one copy on `stream`; all that it needs has been allocated."""
         done = self._backend.new_event()
         with buffer.lock:
-            stream.wait_stream(self._backend.current_stream(self.device))
-            for event in (*buffer.last_use, *after):
-                stream.wait_event(event)
             try:
-                with self._backend.stream_context(stream):
-                    target.copy_(source, non_blocking=True)
-            finally:  # a copy that raised may have been queued all the same
-                done.record(stream)
+                self._queue_all([(target, source)], stream, (*buffer.last_use, *after), done)
+            finally:
                 buffer.used_by(done)
         return done
 

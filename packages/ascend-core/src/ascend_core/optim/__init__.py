@@ -1,0 +1,34 @@
+"""Stepping a torch optimizer in windows, with its state wherever a home keeps it.
+
+The second of the two seams of the suite, beside `ascend_core.saved`.
+"""
+
+from __future__ import annotations
+
+from ascend_core.optim.arena import Arena, aligned
+from ascend_core.optim.facade import WindowedOptimizer, windowed
+from ascend_core.optim.gradients import AttributeGradients, Gradients
+from ascend_core.optim.home import MASTER, Cohort, CohortWindow, Held, Home, Slot, Walk
+from ascend_core.optim.resident import Resident
+from ascend_core.optim.rules import Entry
+from ascend_core.optim.windows import GRID, Slice
+
+__all__ = [
+    "GRID",
+    "MASTER",
+    "Arena",
+    "AttributeGradients",
+    "Cohort",
+    "CohortWindow",
+    "Entry",
+    "Gradients",
+    "Held",
+    "Home",
+    "Resident",
+    "Slice",
+    "Slot",
+    "Walk",
+    "WindowedOptimizer",
+    "aligned",
+    "windowed",
+]

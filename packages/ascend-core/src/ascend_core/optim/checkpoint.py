@@ -1,0 +1,154 @@
+"""The state of a windowed optimizer as the wrapped one would save it, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ascend_core.errors import ConfigError
+from ascend_core.optim.home import MASTER, Home, Slot
+from ascend_core.optim.roster import Groups, Place, Roster
+
+__all__ = ["Loading", "for_wrapped", "state_of"]
+
+
+def state_of(slot: Slot, home: Home) -> dict[str, torch.Tensor]:
+    """What the wrapped optimizer would show as a parameter's state: live tensors.
+
+    Returns:
+        The scalars, then what is kept for each element, in the parameter's shape and strides. An
+        FP32 master comes last.
+    """
+    scalars = home.scalars(slot)[0]
+    state = {entry.name: scalars[entry.name] for entry in slot.scalars}
+    elements = home.elements(slot)
+    for entry in slot.elements:
+        if entry.name not in slot.unmade and entry.name != MASTER:
+            state[entry.name] = slot.shaped(elements[entry.name])
+    if slot.has_master:
+        state[MASTER] = slot.shaped(elements[MASTER])
+    return state
+
+
+def for_wrapped(slot: Slot, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy of a parameter's state where the wrapped optimizer wants it."""
+    device = slot.parameter.device
+    scalars = {entry.name for entry in slot.scalars}
+    return {
+        name: value.to(
+            device if name not in scalars or slot.scalars_on_device else "cpu", copy=True
+        )
+        for name, value in state.items()
+        if name != MASTER
+    }
+
+
+class Loading:
+    """A checkpoint, checked against the optimizer that it is loaded into.
+
+    Args:
+        groups: Its `param_groups`, with options and one key for each parameter.
+        state: Its `state`, by key.
+        own: `param_groups` of the optimizer.
+
+    Raises:
+        ConfigError: When the groups do not match.
+    """
+
+    def __init__(
+        self, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any], own: Groups
+    ) -> None:
+        sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(
+                f"the checkpoint has groups of {sizes[0]} parameters, and the optimizer of "
+                f"{sizes[1]}.",
+                instead="build the optimizer over the same parameters as when it was saved.",
+            )
+        keys = {
+            key: Place(g, i)
+            for g, group in enumerate(groups)
+            for i, key in enumerate(group["params"])
+        }
+        self._options = [{k: v for k, v in g.items() if k != "params"} for g in groups]
+        self._state: dict[Place, Mapping[str, Any]] = {
+            keys[key]: value for key, value in state.items() if key in keys and value
+        }
+
+    @property
+    def places(self) -> list[Place]:
+        """The parameters that the checkpoint has state for."""
+        return list(self._state)
+
+    def write(self, groups: Groups, roster: Roster, home: Home) -> None:
+        """Put options and state in.
+
+        Raises:
+            ConfigError: When the state does not fit. Nothing was changed then.
+        """
+        before = [dict(group) for group in groups]
+        for group, options in zip(groups, self._options, strict=True):
+            group.update(options)
+        try:
+            old = roster.rebuild()
+            for place, slot in roster.items():
+                self._check(slot, self._state.get(place))
+        except BaseException:
+            for group, options in zip(groups, before, strict=True):
+                group.clear()
+                group.update(options)
+            roster.rebuild()
+            raise
+        for place, slot in roster.items():
+            _fill(slot, home, self._state.get(place))
+        for cohort in old:
+            home.dismiss(cohort)
+
+    def _check(self, slot: Slot, state: Mapping[str, Any] | None) -> None:
+        if state is None:
+            return
+        wanted = {entry.name for entry in slot.entries} - {MASTER}
+        missing = wanted - set(state) - {e.name for e in slot.entries if e.fill is None}
+        strange = set(state) - wanted - {MASTER}
+        if missing or strange:
+            raise ConfigError(
+                f"the checkpoint's state of {slot.name} is that of another optimizer.",
+                why=f"it holds {_listed(state)}, and {_listed(wanted)} is wanted.",
+                instead="load a checkpoint of the same optimizer, with the same options.",
+            )
+        for entry in slot.elements:
+            value = state.get(entry.name)
+            if value is None:
+                continue
+            size = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            if size != list(slot.layout.size):
+                raise ConfigError(
+                    f"the checkpoint's {entry.name} of {slot.name} is {size}, and the parameter "
+                    f"is {list(slot.layout.size)}.",
+                    instead="build the optimizer over the same parameters as when it was saved.",
+                )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _fill(slot: Slot, home: Home, state: Mapping[str, Any] | None) -> None:
+    """Set everything that is kept for a slot from a checkpoint, or to how it begins."""
+    saved = state or {}
+    slot.is_stepped = state is not None
+    slot.unmade = {e.name for e in slot.elements if e.fill is None and e.name != MASTER}
+    slot.unmade -= {name for name in slot.unmade if saved.get(name) is not None}
+    elements = home.elements(slot)
+    for entry in slot.elements:
+        if (value := saved.get(entry.name)) is not None:
+            slot.shaped(elements[entry.name]).copy_(value)
+        elif entry.name == MASTER:
+            elements[MASTER].copy_(slot.flat())
+        else:
+            elements[entry.name].fill_(entry.fill or 0.0)
+    for scalars in home.scalars(slot):
+        for entry in slot.scalars:
+            scalars[entry.name].fill_(float(saved.get(entry.name, entry.fill or 0.0)))

@@ -1,0 +1,297 @@
+"""Walks the windows of a step, each through torch's own arithmetic.
+
+[Note: a step, and what is written when]
+1. Everything that the step needs is allocated: the home's device memory, and scratch for gradients
+   and weights. Until here nothing was written: an allocation that fails leaves all unstepped.
+2. For each window: the next one is fetched; this one is entered. Its slices become the parameters
+   of a *shadow*, an instance of the wrapped optimizer's own class that holds nothing else, and the
+   class's own `step` runs on it. Where the home does not work in place, all of that is done on
+   copies: the slice's weight (or FP32 master), its gradient, its state.
+3. The window is *committed*: weights are written, the home takes the state back. These are copies
+   out of memory that nobody changes any more, so a commit may be repeated.
+4. The journal notes the window.
+
+An exception between two of these lines leaves a step that can be finished: windows in the journal
+are done; a commit that was begun is repeated; any other window is as it was. A failed kernel or
+copy is another thing: what it wrote is not known, and the journal is closed for good.
+
+[Note: a weight that somebody else wrote]
+Where there is an FP32 master, the weight should be the master rounded. Where its bits are not, it
+was written by somebody else (a checkpoint, an EMA, a broadcast, a flat buffer that it lies in), and
+the written value becomes the master. This is decided on the device, element by element.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import optim
+
+from ascend_core.optim.arena import Arena, aligned
+from ascend_core.optim.gradients import Gradients, Scaling
+from ascend_core.optim.home import MASTER, CohortWindow, Held, Home, Slot, Walk
+from ascend_core.optim.journal import Journal, failed_because
+from ascend_core.optim.rules import unhooked_step
+
+__all__ = ["Engine"]
+
+_BITS = {2: torch.int16}
+
+
+class Engine:
+    """Steps windows of slots.
+
+    Args:
+        kind: The class whose arithmetic is used.
+        defaults: Its `defaults`.
+        home: Where state lives.
+        gradients: Where gradients come from.
+    """
+
+    def __init__(
+        self,
+        kind: type[optim.Optimizer],
+        defaults: dict[str, Any],
+        home: Home,
+        gradients: Gradients,
+    ) -> None:
+        self._kind = kind
+        self._defaults = defaults
+        self._home = home
+        self._gradients = gradients
+        self._step = unhooked_step(kind)
+
+    def run(self, journal: Journal, active: set[Slot], scaling: Scaling) -> None:
+        """Walk every window that the journal does not have yet.
+
+        Args:
+            journal: Of this step; complete when this returns.
+            active: The slots that have a gradient.
+            scaling: What the gradients are multiplied by.
+
+        Raises:
+            OptimizerFailedError: When a kernel or copy failed.
+        """
+        try:
+            journal.repeat_commit()
+            windows = journal.remaining()
+            if windows:
+                _Step(self, windows, active, scaling, journal).run()
+        except BaseException as error:
+            if not journal.is_damaged_by(error):
+                raise
+            journal.failure = failed_because(error)
+            if isinstance(error, Exception):
+                raise journal.failure from error
+            raise  # an interrupt stays one; the next call says that the optimizer failed
+
+    def shadow(self, targets: Iterable[tuple[torch.Tensor, Held]], scaling: Scaling) -> Any:
+        """An instance of the wrapped class that holds the given slices and nothing else.
+
+        Args:
+            targets: For each slice the tensor that is stepped, with its gradient in `.grad`.
+            scaling: Handed to kernels that take it.
+        """
+        shadow: Any = self._kind.__new__(self._kind)
+        groups: dict[int, dict[str, Any]] = {}
+        state = {}
+        for target, (slot, _, elements, scalars) in targets:
+            if id(slot.group) not in groups:
+                groups[id(slot.group)] = {**slot.group, "params": []}
+            groups[id(slot.group)]["params"].append(target)
+            kept = {n: t for n, t in elements.items() if n != MASTER and n not in slot.unmade}
+            state[target] = {**scalars, **kept}
+        shadow.__dict__.update(
+            defaults=self._defaults,
+            param_groups=list(groups.values()),
+            state=_EmptyByDefault(state),
+            grad_scale=scaling.grad_scale,
+            found_inf=scaling.found_inf,
+            _warned_capturable_if_run_uncaptured=True,
+        )
+        return shadow
+
+
+class _EmptyByDefault(dict[torch.Tensor, Any]):
+    """`state` as torch's optimizers expect it."""
+
+    def __missing__(self, key: torch.Tensor) -> dict[str, Any]:
+        self[key] = {}
+        found: dict[str, Any] = self[key]
+        return found
+
+
+class _Step:
+    """What is left of one step: its windows and the memory that it works in."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        windows: Sequence[CohortWindow],
+        active: set[Slot],
+        scaling: Scaling,
+        journal: Journal,
+    ) -> None:
+        self._engine = engine
+        self._windows = windows
+        self._active = active
+        self._scaling = scaling
+        self._journal = journal
+        self._in_place = engine._home.in_place
+        self._gradients = {slot: engine._gradients.flat(slot) for slot in active}
+        self._flat = {slot: slot.flat() for slot in active}
+
+    def run(self) -> None:
+        walk = self._engine._home.walk(self._windows)
+        try:
+            scratch = Arena(max(map(self._scratch_bytes, self._windows)), self._device())
+            self._journal.is_writing = True
+            walk.fetch(0)
+            for number, window in enumerate(self._windows):
+                if number + 1 < len(self._windows):
+                    walk.fetch(number + 1)
+                scratch.rewind()
+                self._window(walk, number, scratch)
+                self._journal.finish(window)
+                self._release(window)
+        finally:
+            if self._journal.has_commit:
+                self._journal.walk = walk  # its memory holds what is still to be written
+            else:
+                walk.close()
+        self._journal.is_writing = False
+
+    def _device(self) -> torch.device:
+        return next(iter(self._active)).parameter.device
+
+    def _window(self, walk: Walk, number: int, scratch: Arena) -> None:
+        held = walk.enter(number)
+        mine = [one for one in held if one.slot in self._active]
+        targets = [(self._target(one, scratch), one) for one in mine]
+        self._journal.is_computing_in_place = self._in_place
+        for form in itertools.product((False, True), repeat=2):
+            part = [target for target in targets if _form(target[1].slot) == form]
+            if part:
+                self._compute(part, self._scaling if form[0] else Scaling())
+        self._journal.is_computing_in_place = False
+
+        def commit() -> None:
+            for target, one in targets:
+                self._write_weight(one, target)
+            walk.leave(number, held)
+            for one in mine:
+                if one.piece.is_last:
+                    one.slot.unmade.clear()
+                    one.slot.is_stepped = True
+
+        self._journal.commit(commit)
+
+    def _compute(self, targets: Sequence[tuple[torch.Tensor, Held]], scaling: Scaling) -> None:
+        """Run the class's own step; forms that are not fused know nothing of scaling."""
+        shadow = self._engine.shadow(targets, scaling)
+        self._engine._step(shadow)
+        for target, one in targets:
+            for name in one.slot.unmade:
+                one.elements[name].copy_(shadow.state[target][name])
+
+    def _release(self, window: CohortWindow) -> None:
+        for piece in window.slices:
+            slot = window.slot(piece)
+            if piece.is_last and slot in self._active:
+                self._gradients.pop(slot, None)
+                self._engine._gradients.release(slot)
+
+    # What is stepped, and what that needs of scratch.
+
+    def _target(self, held: Held, scratch: Arena) -> torch.Tensor:
+        """The tensor that torch steps for a slice: master, weight or a copy of it, with `.grad`."""
+        slot, piece = held.slot, held.piece
+        weight = self._flat[slot][piece.start : piece.stop]
+        gradient = self._gradients[slot][piece.start : piece.stop]
+        if self._copies_gradient(slot):
+            copy = scratch.take(piece.numel, slot.dtype)
+            if slot.has_master:
+                _adopt(held.elements[MASTER], weight, copy, scratch)
+            gradient = self._scaled(slot, gradient, copy, scratch)
+        elif slot.has_master:
+            copy = scratch.take(piece.numel, slot.dtype)
+            _adopt(held.elements[MASTER], weight, copy, scratch)
+        target = weight
+        if slot.has_master:
+            target = held.elements[MASTER]
+        elif not self._in_place:
+            target = scratch.take(piece.numel, slot.dtype).copy_(weight)
+        target.grad = gradient
+        return target
+
+    def _write_weight(self, held: Held, target: torch.Tensor) -> None:
+        if held.slot.has_master or not self._in_place:
+            self._flat[held.slot][held.piece.start : held.piece.stop].copy_(target)
+
+    def _copies_gradient(self, slot: Slot) -> bool:
+        """Whether the step works on a copy: never change a gradient that may be needed again."""
+        return (
+            not self._in_place
+            or self._gradients[slot].dtype != slot.dtype
+            or self._scaling.clip is not None
+            or (self._scaling.grad_scale is not None and not slot.group.get("fused"))
+        )
+
+    def _scaled(
+        self, slot: Slot, gradient: torch.Tensor, copy: torch.Tensor, scratch: Arena
+    ) -> torch.Tensor:
+        """The gradient in the slot's dtype, clipped and unscaled."""
+        clip, scale = self._scaling.clip, self._scaling.grad_scale
+        if clip is not None and gradient.dtype != slot.dtype:
+            # Clipping is done, and rounded, in the gradient's own dtype, as it is by torch.
+            own = scratch.take(gradient.numel(), gradient.dtype)
+            gradient = torch.mul(gradient, clip, out=own)
+            clip = None
+        copy.copy_(gradient)
+        if clip is not None:
+            copy.mul_(clip)
+        if scale is not None and not slot.group.get("fused"):
+            copy.mul_(scale.double().reciprocal().float())  # as GradScaler.unscale_ does
+        return copy
+
+    def _scratch_bytes(self, window: CohortWindow) -> int:
+        """The most that `_target` takes for all slices of a window."""
+        total = 0
+        for piece in window.slices:
+            slot = window.slot(piece)
+            if slot not in self._active:
+                continue
+            wide, own = slot.dtype.itemsize, slot.parameter.dtype.itemsize
+            if self._copies_gradient(slot) or slot.has_master:
+                total += aligned(piece.numel * wide)
+            if self._scaling.clip is not None and self._gradients[slot].dtype != slot.dtype:
+                total += aligned(piece.numel * self._gradients[slot].dtype.itemsize)
+            if slot.has_master:
+                total += aligned(piece.numel * own) + aligned(piece.numel)
+            elif not self._in_place:
+                total += aligned(piece.numel * wide)
+        return total
+
+
+def _form(slot: Slot) -> tuple[bool, bool]:
+    """What the slices of one call of torch must have in common: fused, and the first step."""
+    return bool(slot.group.get("fused")), bool(slot.unmade)
+
+
+def _adopt(master: torch.Tensor, weight: torch.Tensor, wide: torch.Tensor, scratch: Arena) -> None:
+    """Put the weight into the master where its bits are not the master's, rounded.
+
+    Args:
+        master: FP32, [n].
+        weight: BF16 or FP16, [n].
+        wide: FP32, [n]; overwritten.
+        scratch: Gives 3 bytes for each element.
+    """
+    rounded = scratch.take(master.numel(), weight.dtype).copy_(master)
+    bits = _BITS[weight.itemsize]
+    is_same = scratch.take(master.numel(), torch.bool)
+    torch.eq(rounded.view(bits), weight.view(bits), out=is_same)
+    torch.where(is_same, master, wide.copy_(weight), out=master)

@@ -1,0 +1,369 @@
+"""A true `torch.optim.Optimizer` around another one, which it steps in windows."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.utils.hooks import RemovableHandle
+
+from ascend_core.errors import ConfigError, FeatureError, OptimizerFailedError
+from ascend_core.optim.checkpoint import Loading, for_wrapped, state_of
+from ascend_core.optim.engine import Engine
+from ascend_core.optim.gradients import AttributeGradients, Gradients, Scaling
+from ascend_core.optim.home import CohortWindow, Home, Slot
+from ascend_core.optim.journal import Journal, failed_because
+from ascend_core.optim.resident import Resident
+from ascend_core.optim.roster import Roster, WindowSize
+from ascend_core.optim.rules import rule_for
+
+__all__ = ["WindowedOptimizer", "windowed"]
+
+
+class WindowedOptimizer(optim.Optimizer):
+    """Made by `windowed`. An instance is also one of the class that it wraps.
+
+    `param_groups`, `defaults` and the hooks are those of the wrapped optimizer, shared with it.
+    `state` is what the wrapped optimizer would show, wherever it lives; reading it blocks the host
+    until no copy of it is under way.
+    """
+
+    # GradScaler hands its scale and its verdict over, and leaves the rest to `step`.
+    _step_supports_amp_scaling = True
+
+    _home: Home
+    _roster: Roster
+    _engine: Engine
+    _gradients: Gradients
+    _inner: optim.Optimizer
+    _guard: RemovableHandle
+    _journal: Journal | None
+    _scaling_of_step: Scaling
+    _clip: torch.Tensor | None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step every parameter that has a gradient.
+
+        A step that an exception interrupted is finished by the next call, with the same gradients.
+
+        Args:
+            closure: Computes the loss, and the gradients, anew.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            OptimizerFailedError: When this step, or one before it, failed half-way.
+            ConfigError: When a gradient or parameter is one that cannot be stepped in windows, or
+                an interrupted step is to be finished with other gradients. Nothing was stepped.
+            HostMemoryError: When state of new parameters finds no room. Nothing was stepped.
+        """
+        self._check_usable()
+        loss = None
+        if closure is not None:
+            self._check_not_interrupted("step(closure)")
+            with torch.enable_grad():
+                loss = closure()
+        try:
+            self._step()
+        except BaseException:
+            # The scaler deletes these after a step that ended, and multiplies those it finds.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
+        return loss
+
+    def _step(self) -> None:
+        journal = self._journal
+        if journal is None:
+            self._roster.follow(self.param_groups)
+            active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
+            scaling = self._scaling(active)
+            if not active or scaling is None:
+                return
+            windows = [w for w in self._roster.windows() if _touches(w, active)]
+            journal = Journal(windows, {slot: self._gradients.token(slot) for slot in active})
+            self._scaling_of_step = scaling
+        else:
+            journal.check_same(self._gradients.token)
+        self._journal = journal
+        try:
+            self._engine.run(journal, journal.slots, self._scaling_of_step)
+        finally:
+            if journal.failure is None and not journal.is_open:
+                self._journal = None
+        self._clip = None
+
+    def _scaling(self, active: set[Slot]) -> Scaling | None:
+        """What the step multiplies gradients by; None when it is to be skipped.
+
+        Fused kernels read the scaler's verdict on the device. Other forms count steps on the host,
+        so for them the host has to read it, as `GradScaler` itself does.
+        """
+        scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        on_device = all(slot.group.get("fused") and not slot.unmade for slot in active)
+        if found_inf is not None and not on_device:
+            if found_inf.item():
+                return None
+            found_inf = None
+        return Scaling(scale, found_inf, self._clip)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the norm of all gradients together, wherever they are; takes effect in `step`.
+
+        The gradients themselves are left as they are. Where a `GradScaler` is in use, call its
+        `unscale_` before, except with FP16 parameters, whose gradients it refuses to unscale: give
+        `max_norm` times the scale then.
+
+        Args:
+            max_norm: The most that the norm may be.
+            norm_type: Which norm, as in `torch.nn.utils.clip_grad_norm_`.
+
+        Returns:
+            The total norm before clipping; 0-d, on the gradients' device.
+        """
+        self._roster.follow(self.param_groups)
+        found = [self._gradients.flat(s) for s in self._roster.slots if self._gradients.has(s)]
+        total = nn.utils.get_total_norm(found, norm_type)
+        # The formula of torch.nn.utils.clip_grads_with_norm_.
+        self._clip = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        return total
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
+        self._clip = None
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which gets the defaults that are missing, and room for its state.
+
+        Raises:
+            HostMemoryError: When there is no room. The group was not added then.
+        """
+        super().add_param_group(param_group)
+        try:
+            self._roster.follow(self.param_groups)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+        """What is kept for each parameter that was stepped: live tensors, wherever they live."""
+        self._check_usable()
+        self._check_not_interrupted("reading the state")
+        return self._visible_state()
+
+    def _visible_state(self) -> defaultdict[torch.Tensor, Any]:
+        try:
+            self._home.settle()
+        except RuntimeError as error:
+            raise self._fail(error) from error
+        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        for slot in self._roster.slots:
+            if slot.is_stepped:
+                state[slot.parameter] = state_of(slot, self._home)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint of this optimizer or of the plain one that it wraps.
+
+        Values are copied to where state lives, one tensor at a time, at the dtype that it is kept
+        at. Where the checkpoint has no FP32 master, the weight as it is becomes the master. Ends
+        the state of having failed.
+
+        Args:
+            state_dict: What `state_dict()` returned. It is not kept.
+
+        Raises:
+            ConfigError: When it does not fit these parameters. Nothing was loaded then.
+        """
+        loaded = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            loaded = hook(self, loaded) or loaded
+        self._load(Loading(deepcopy(loaded["param_groups"]), loaded["state"], self.param_groups))
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    @torch.no_grad()
+    def _load(self, loading: Loading) -> None:
+        self._roster.follow(self.param_groups, also=loading.places)
+        loading.write(self.param_groups, self._roster, self._home)
+        self._journal = None
+
+    def report(self) -> Mapping[str, Any]:
+        """What is kept where, in bytes, and how it is cut."""
+        windows = list(self._roster.windows())
+        return {
+            "optimizer": type(self._inner).__name__,
+            "parameters": len(self._roster.slots),
+            "windows": len(windows),
+            **self._home.report(),
+        }
+
+    def remove(self) -> None:
+        """Give the state back to the wrapped optimizer, on the device, and let go of it.
+
+        FP32 masters have no place there; what they hold beyond the weight is lost. A second call
+        does nothing.
+
+        Raises:
+            OptimizerFailedError: When a step failed half-way and no checkpoint was loaded since.
+        """
+        if self._roster.is_closed:
+            return
+        state = self.state
+        for slot in self._roster.slots:
+            if slot.parameter in state:
+                kept = for_wrapped(slot, state[slot.parameter])
+                self._inner.state[slot.parameter] = kept
+        self._roster.close()
+        self._guard.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WindowedOptimizer:
+        raise _refused_copy("copied", "deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _refused_copy("pickled", "pickle")
+
+    def _check_usable(self) -> None:
+        if self._roster.is_closed:
+            raise FeatureError(
+                "this optimizer was removed.",
+                instead="use the optimizer that it was made from.",
+            )
+        if self._journal is not None and self._journal.failure is not None:
+            raise self._journal.failure
+
+    def _check_not_interrupted(self, what: str) -> None:
+        if self._journal is not None and self._journal.is_open:
+            raise OptimizerFailedError(
+                f"{what} is not possible in the middle of a step.",
+                why="the last step was interrupted: some windows were stepped and others not.",
+                instead="call step() again with the same gradients, or load a checkpoint.",
+            )
+
+    def _fail(self, error: BaseException) -> OptimizerFailedError:
+        self._journal = Journal([], {})
+        self._journal.failure = failed_because(error)
+        return self._journal.failure
+
+
+def _refused_copy(what: str, by: str) -> FeatureError:
+    return FeatureError(
+        f"a windowed optimizer cannot be {what}.",
+        why=f"{by} would copy the tables that tie host memory and streams to these parameters.",
+        instead="build a second optimizer and give it this one's state_dict().",
+    )
+
+
+def _touches(window: CohortWindow, active: set[Slot]) -> bool:
+    return any(window.slot(piece) in active for piece in window.slices)
+
+
+def windowed(
+    optimizer: optim.Optimizer,
+    *,
+    home: Home | None = None,
+    times: int | None = None,
+    window_bytes: int | None = None,
+    master_weights: bool = False,
+    gradients: Gradients | None = None,
+) -> WindowedOptimizer:
+    """Put a facade around an elementwise optimizer that steps it in windows.
+
+    The optimizer's own state, if it has any, moves to the home. From then on the facade is the
+    optimizer: learning-rate schedulers, scalers and checkpoints go to it.
+
+    Args:
+        optimizer: One of torch's elementwise optimizers, over parameters of one device.
+        home: Where state lives between steps; on the device when left out.
+        times: Into how many windows the parameters are cut, at most; 1 when neither this nor
+            `window_bytes` is given.
+        window_bytes: The most bytes of state in a window, instead of `times`.
+        master_weights: Keep an FP32 master for each BF16 and FP16 parameter, and step that.
+        gradients: Where gradients come from; `.grad` when left out.
+
+    Returns:
+        The facade. It is also an instance of the optimizer's class.
+
+    Raises:
+        ConfigError: When the optimizer or a parameter cannot be stepped in windows, or an option
+            cannot be right. The optimizer is as it was.
+        HostMemoryError: When the home has no room. The optimizer is as it was.
+    """
+    size = _checked_size(times, window_bytes)
+    rule = rule_for(optimizer)
+    _check_options(optimizer)
+    kind = type(optimizer)
+    facade: WindowedOptimizer = object.__new__(
+        type(f"Windowed{kind.__name__}", (WindowedOptimizer, kind), {})
+    )
+    home = Resident() if home is None else home
+    gradients = AttributeGradients() if gradients is None else gradients
+    facade._home, facade._gradients, facade._inner = home, gradients, optimizer
+    facade._roster = Roster(rule, home, size, master_weights=master_weights)
+    facade._engine = Engine(kind, optimizer.defaults, home, gradients)
+    facade._journal = facade._clip = None
+    hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}
+    shared = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
+    optim.Optimizer.__setstate__(facade, {**shared, **hooks})
+    keys = [{**group, "params": list(map(id, group["params"]))} for group in facade.param_groups]
+    state = {id(parameter): kept for parameter, kept in optimizer.state.items()}
+    facade._load(Loading(keys, state, facade.param_groups))
+    optimizer.state.clear()
+    facade._guard = optimizer.register_step_pre_hook(_refusal(optimizer))
+    return facade
+
+
+def _refusal(optimizer: optim.Optimizer) -> Callable[..., None]:
+    """A hook, shared by both, that refuses to step the wrapped optimizer by itself."""
+    wrapped = weakref.ref(optimizer)
+
+    def refuse(stepped: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if stepped is wrapped():
+            raise FeatureError(
+                f"this {type(stepped).__name__} was wrapped, and its own step() was called.",
+                why="its state lives with the windowed optimizer that was made from it.",
+                instead="call step() of that one, or remove() it first.",
+            )
+
+    return refuse
+
+
+def _checked_size(times: int | None, window_bytes: int | None) -> WindowSize:
+    if times is not None and window_bytes is not None:
+        raise ConfigError(
+            "times and window_bytes were both given.",
+            why="each of them says how large a window is.",
+            instead="leave one of them out.",
+        )
+    if times is None and window_bytes is None:
+        times = 1
+    for name, value in (("times", times), ("window_bytes", window_bytes)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigError(f"{name} is {value!r}.", instead="use a whole number above 0.")
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}.", instead="use a whole number above 0.")
+    return WindowSize(times, window_bytes)
+
+
+def _check_options(optimizer: optim.Optimizer) -> None:
+    if isinstance(optimizer, WindowedOptimizer):
+        raise ConfigError(
+            "the optimizer is a windowed one already.",
+            instead="give every option at once to the optimizer that it was made from.",
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ConfigError(
+            "a differentiable optimizer cannot be stepped in windows.",
+            why="autograd would hold every window until the outer backward.",
+            instead="use differentiable=False.",
+        )

@@ -1,0 +1,109 @@
+"""The plain home: state stays on the device, where windows are views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ascend_core.optim.home import MASTER, Cohort, CohortWindow, Held, Slot
+
+__all__ = ["Resident"]
+
+
+class Resident:
+    """Keeps state on the device of its parameter. Nothing moves; windows only bound temporaries."""
+
+    in_place = True
+    early = False
+
+    def __init__(self) -> None:
+        self._elements: dict[Slot, dict[str, torch.Tensor]] = {}
+        self._scalars: dict[Slot, list[dict[str, torch.Tensor]]] = {}
+
+    def admit(self, cohort: Cohort) -> None:
+        """Allocate and fill the state of new slots."""
+        elements = {slot: _new_elements(slot) for slot in cohort.slots}
+        scalars = {s: [_new_scalars(s) for _ in range(s.slices)] for s in cohort.slots}
+        self._elements.update(elements)
+        self._scalars.update(scalars)
+
+    def dismiss(self, cohort: Cohort) -> None:
+        """Drop the state of a cohort."""
+        for slot in cohort.slots:
+            self._elements.pop(slot, None)
+            self._scalars.pop(slot, None)
+
+    def walk(self, windows: Sequence[CohortWindow]) -> _ResidentWalk:
+        """Nothing is allocated: a window is a view."""
+        return _ResidentWalk(self, windows)
+
+    def elements(self, slot: Slot) -> dict[str, torch.Tensor]:
+        """See `Home.elements`."""
+        return self._elements[slot]
+
+    def scalars(self, slot: Slot) -> list[dict[str, torch.Tensor]]:
+        """See `Home.scalars`."""
+        return self._scalars[slot]
+
+    def settle(self) -> None:
+        """Nothing is ever under way."""
+
+    def report(self) -> Mapping[str, Any]:
+        """Bytes of state on the device."""
+        held = sum(t.nbytes for one in self._elements.values() for t in one.values())
+        return {"device_state_bytes": held, "host_state_bytes": 0}
+
+
+class _ResidentWalk:
+    def __init__(self, home: Resident, windows: Sequence[CohortWindow]) -> None:
+        self._home = home
+        self._windows = windows
+
+    def fetch(self, window: int) -> None:
+        pass
+
+    def enter(self, window: int) -> list[Held]:
+        found = self._windows[window]
+        return [self._held(found.slot(piece), piece) for piece in found.slices]
+
+    def leave(self, window: int, held: list[Held]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _held(self, slot: Slot, piece: Any) -> Held:
+        elements = self._home.elements(slot)
+        if piece.numel != slot.parameter.numel():
+            elements = {name: t[piece.start : piece.stop] for name, t in elements.items()}
+        scalars = self._home.scalars(slot)[piece.number]
+        return Held(slot, piece, dict(elements), _placed(slot, scalars))
+
+
+def _placed(slot: Slot, scalars: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The scalars where the kernels want them: the options of a group may have changed."""
+    device = slot.parameter.device if slot.scalars_on_device else torch.device("cpu")
+    for name, scalar in scalars.items():
+        if scalar.device != device:
+            scalars[name] = scalar.to(device)
+    return scalars
+
+
+def _new_elements(slot: Slot) -> dict[str, torch.Tensor]:
+    numel, device = slot.parameter.numel(), slot.parameter.device
+    made = {}
+    for entry in slot.elements:
+        made[entry.name] = torch.empty(numel, dtype=slot.dtype, device=device)
+        if entry.name == MASTER:
+            made[entry.name].copy_(slot.flat())
+        else:
+            made[entry.name].fill_(entry.fill or 0.0)
+    return made
+
+
+def _new_scalars(slot: Slot) -> dict[str, torch.Tensor]:
+    device = slot.parameter.device if slot.scalars_on_device else torch.device("cpu")
+    dtype = slot.scalar_dtype
+    return {e.name: torch.full((), e.fill or 0.0, dtype=dtype, device=device) for e in slot.scalars}

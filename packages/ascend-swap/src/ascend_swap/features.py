@@ -1,0 +1,19 @@
+"""The features that this package offers, as `ascend.features` entry points. Imports no torch."""
+
+from __future__ import annotations
+
+from ascend_core.feature import Feature
+from ascend_swap.config import SwapOptimizerConfig
+
+__all__ = ["SWAP_OPTIMIZER"]
+
+SWAP_OPTIMIZER = Feature(
+    name="swap-optimizer",
+    summary=(
+        "Keeps optimizer state on the host and brings it to the device a window at a time: all of "
+        "it but three windows for a step that is as long as its copies."
+    ),
+    config=SwapOptimizerConfig,
+    verb="ascend_swap.optimizer:swap_optimizer",
+    target="optimizer",
+)
