@@ -128,7 +128,7 @@ class Transfer:
             HostMemoryError: When the host copy was released.
         """
         buffer = host._buffer
-        source = host._stored()
+        source = host.stored()
         if out is None:
             # The new block begins a little earlier, so that pointers stay aligned as they were.
             lead = host._first % _POINTER_ALIGNMENT // source.itemsize
@@ -260,7 +260,7 @@ class HostCopy:
         Raises:
             HostMemoryError: When the copy was released.
         """
-        stored = self._stored()
+        stored = self.stored()
         self._buffer.wait()
         return self.layout.rebuild(stored, self._first)
 
@@ -268,7 +268,15 @@ class HostCopy:
         """Give the host memory back to the pool. Copies under way go on unharmed."""
         self._buffer.release()
 
-    def _stored(self) -> torch.Tensor:
+    def stored(self) -> torch.Tensor:
+        """The host memory as it was copied, without waiting for `last_use`.
+
+        Returns:
+            A view of shape [n] and of the tensor's dtype, in the order of its memory.
+
+        Raises:
+            HostMemoryError: When the copy was released.
+        """
         if self._buffer.is_released:
             raise HostMemoryError(
                 "the host copy was released, so its values are gone.",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import optim
+from torch import nn, optim
 
 from ascend_core.errors import ConfigError
-from ascend_core.optim import AttributeGradients, WindowedOptimizer, windowed
+from ascend_core.optim import AttributeGradients, Gradients, WindowedOptimizer, windowed
 from ascend_core.pinned import PinnedPool
 from ascend_swap._stores import DiskStore, PinnedStore, Store
 from ascend_swap.config import SwapOptimizerConfig
+from ascend_swap.host_gradients import HostGradients
 from ascend_swap.host_home import HostHome
 
 __all__ = ["swap_optimizer"]
@@ -21,6 +22,7 @@ def swap_optimizer(
     optimizer: optim.Optimizer,
     config: SwapOptimizerConfig | None = None,
     *,
+    model: nn.Module | None = None,
     pool: PinnedPool | None = None,
 ) -> WindowedOptimizer:
     """Move the state of an optimizer to the host, and step it window by window.
@@ -33,6 +35,8 @@ def swap_optimizer(
         optimizer: An elementwise optimizer of torch; AdamW foremost. From now on its place is
             taken by what this returns.
         config: The options; the defaults when left out.
+        model: The model whose parameters they are. Given, `model.load_state_dict(..., assign=True)`
+            is followed; otherwise the optimizer would go on with the parameters of before.
         pool: Host memory that is shared with other features, instead of a pool of its own.
 
     Returns:
@@ -61,13 +65,19 @@ def swap_optimizer(
             why="it works on optimizers.",
             instead="build the optimizer first, and pass it.",
         )
+    device, store = _device_of(optimizer), _store(config, pool)
+    home = HostHome(device, store)
+    gradients: Gradients = AttributeGradients(release=config.release_grads)
+    if config.offload_gradients:
+        gradients = HostGradients(device, PinnedPool() if pool is None else pool)
     return windowed(
         optimizer,
-        home=HostHome(_device_of(optimizer), _store(config, pool)),
+        home=home,
         times=config.times,
         window_bytes=config.window_bytes,
         master_weights=config.master_weights,
-        gradients=AttributeGradients(release=config.release_grads),
+        gradients=gradients,
+        model=model,
     )
 
 

@@ -24,7 +24,7 @@ the written value becomes the master. This is decided on the device, element by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,12 +33,14 @@ from torch import optim
 from ascend_core.optim.arena import Arena, aligned
 from ascend_core.optim.gradients import Gradients, Scaling
 from ascend_core.optim.home import MASTER, CohortWindow, Held, Home, Slot, Walk
+from ascend_core.optim.incoming import Incoming
 from ascend_core.optim.journal import Journal, failed_because
 from ascend_core.optim.rules import unhooked_step
 
 __all__ = ["Engine"]
 
-_BITS = {2: torch.int16}
+Targets = Sequence[tuple[torch.Tensor, Held]]
+"""For each slice the tensor that torch steps, with its gradient in `.grad`."""
 
 
 class Engine:
@@ -60,9 +62,9 @@ class Engine:
     ) -> None:
         self._kind = kind
         self._defaults = defaults
-        self._home = home
-        self._gradients = gradients
-        self._step = unhooked_step(kind)
+        self.home = home
+        self.gradients = gradients
+        self.step = unhooked_step(kind)
 
     def run(self, journal: Journal, active: set[Slot], scaling: Scaling) -> None:
         """Walk every window that the journal does not have yet.
@@ -88,11 +90,11 @@ class Engine:
                 raise journal.failure from error
             raise  # an interrupt stays one; the next call says that the optimizer failed
 
-    def shadow(self, targets: Iterable[tuple[torch.Tensor, Held]], scaling: Scaling) -> Any:
+    def shadow(self, targets: Targets, scaling: Scaling) -> Any:
         """An instance of the wrapped class that holds the given slices and nothing else.
 
         Args:
-            targets: For each slice the tensor that is stepped, with its gradient in `.grad`.
+            targets: The slices.
             scaling: Handed to kernels that take it.
         """
         shadow: Any = self._kind.__new__(self._kind)
@@ -140,23 +142,21 @@ class _Step:
         self._active = active
         self._scaling = scaling
         self._journal = journal
-        self._in_place = engine._home.in_place
-        self._gradients = {slot: engine._gradients.flat(slot) for slot in active}
-        self._flat = {slot: slot.flat() for slot in active}
+        self._in_place = engine.home.in_place
+        slots = {window.slot(piece) for window in windows for piece in window.slices} & active
+        self._gradients = {slot: engine.gradients.flat(slot) for slot in slots}
+        self._flat = {slot: slot.flat() for slot in slots}
 
     def run(self) -> None:
-        walk = self._engine._home.walk(self._windows)
+        walk = self._engine.home.walk(self._windows)
         try:
             scratch = Arena(max(map(self._scratch_bytes, self._windows)), self._device())
-            self._journal.is_writing = True
-            walk.fetch(0)
-            for number, window in enumerate(self._windows):
-                if number + 1 < len(self._windows):
-                    walk.fetch(number + 1)
-                scratch.rewind()
-                self._window(walk, number, scratch)
-                self._journal.finish(window)
-                self._release(window)
+            incoming = Incoming(self._engine.gradients, self._gradients, self._windows)
+            try:
+                self._journal.is_writing = True
+                self._walk_through(walk, incoming, scratch)
+            finally:
+                incoming.close()
         finally:
             if self._journal.has_commit:
                 self._journal.walk = walk  # its memory holds what is still to be written
@@ -164,53 +164,69 @@ class _Step:
                 walk.close()
         self._journal.is_writing = False
 
+    def _walk_through(self, walk: Walk, incoming: Incoming, scratch: Arena) -> None:
+        walk.fetch(0)
+        incoming.fetch(0)
+        for number, window in enumerate(self._windows):
+            if number + 1 < len(self._windows):
+                walk.fetch(number + 1)
+                incoming.fetch(number + 1)
+            held = walk.enter(number)
+            incoming.enter(number)
+            scratch.rewind()
+            targets = [
+                (self._target(one, incoming, scratch), one)
+                for one in held
+                if one.slot in self._active
+            ]
+            self._compute(targets)
+            self._commit(walk, number, held, targets)
+            self._journal.finish(window)
+            self._release(window)
+
     def _device(self) -> torch.device:
         return next(iter(self._active)).parameter.device
 
-    def _window(self, walk: Walk, number: int, scratch: Arena) -> None:
-        held = walk.enter(number)
-        mine = [one for one in held if one.slot in self._active]
-        targets = [(self._target(one, scratch), one) for one in mine]
+    def _compute(self, targets: Targets) -> None:
+        """Run the class's own step; forms that are not fused know nothing of scaling."""
         self._journal.is_computing_in_place = self._in_place
         for form in itertools.product((False, True), repeat=2):
             part = [target for target in targets if _form(target[1].slot) == form]
-            if part:
-                self._compute(part, self._scaling if form[0] else Scaling())
+            if not part:
+                continue
+            shadow = self._engine.shadow(part, self._scaling if form[0] else Scaling())
+            self._engine.step(shadow)
+            for target, one in part:
+                for name in one.slot.unmade:
+                    one.elements[name].copy_(shadow.state[target][name])
         self._journal.is_computing_in_place = False
 
-        def commit() -> None:
+    def _commit(self, walk: Walk, number: int, held: list[Held], targets: Targets) -> None:
+        def write() -> None:
             for target, one in targets:
                 self._write_weight(one, target)
             walk.leave(number, held)
-            for one in mine:
+            for _, one in targets:
                 if one.piece.is_last:
                     one.slot.unmade.clear()
                     one.slot.is_stepped = True
 
-        self._journal.commit(commit)
-
-    def _compute(self, targets: Sequence[tuple[torch.Tensor, Held]], scaling: Scaling) -> None:
-        """Run the class's own step; forms that are not fused know nothing of scaling."""
-        shadow = self._engine.shadow(targets, scaling)
-        self._engine._step(shadow)
-        for target, one in targets:
-            for name in one.slot.unmade:
-                one.elements[name].copy_(shadow.state[target][name])
+        self._journal.commit(write)
 
     def _release(self, window: CohortWindow) -> None:
         for piece in window.slices:
             slot = window.slot(piece)
             if piece.is_last and slot in self._active:
-                self._gradients.pop(slot, None)
-                self._engine._gradients.release(slot)
+                del self._gradients[slot]
+                self._engine.gradients.release(slot)
 
     # What is stepped, and what that needs of scratch.
 
-    def _target(self, held: Held, scratch: Arena) -> torch.Tensor:
+    def _target(self, held: Held, incoming: Incoming, scratch: Arena) -> torch.Tensor:
         """The tensor that torch steps for a slice: master, weight or a copy of it, with `.grad`."""
         slot, piece = held.slot, held.piece
         weight = self._flat[slot][piece.start : piece.stop]
-        gradient = self._gradients[slot][piece.start : piece.stop]
+        gradient = incoming.slice(slot, piece)
         if self._copies_gradient(slot):
             copy = scratch.take(piece.numel, slot.dtype)
             if slot.has_master:
@@ -291,7 +307,6 @@ def _adopt(master: torch.Tensor, weight: torch.Tensor, wide: torch.Tensor, scrat
         scratch: Gives 3 bytes for each element.
     """
     rounded = scratch.take(master.numel(), weight.dtype).copy_(master)
-    bits = _BITS[weight.itemsize]
     is_same = scratch.take(master.numel(), torch.bool)
-    torch.eq(rounded.view(bits), weight.view(bits), out=is_same)
+    torch.eq(rounded.view(torch.int16), weight.view(torch.int16), out=is_same)
     torch.where(is_same, master, wide.copy_(weight), out=master)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -17,9 +17,10 @@ from ascend_core.optim.checkpoint import Loading, for_wrapped, state_of
 from ascend_core.optim.engine import Engine
 from ascend_core.optim.gradients import AttributeGradients, Gradients, Scaling
 from ascend_core.optim.home import CohortWindow, Home, Slot
+from ascend_core.optim.identity import ModelWatch
 from ascend_core.optim.journal import Journal, failed_because
 from ascend_core.optim.resident import Resident
-from ascend_core.optim.roster import Roster, WindowSize
+from ascend_core.optim.roster import Place, Roster, WindowSize
 from ascend_core.optim.rules import rule_for
 
 __all__ = ["WindowedOptimizer", "windowed"]
@@ -42,6 +43,7 @@ class WindowedOptimizer(optim.Optimizer):
     _gradients: Gradients
     _inner: optim.Optimizer
     _guard: RemovableHandle
+    _watch: ModelWatch | None
     _journal: Journal | None
     _scaling_of_step: Scaling
     _clip: torch.Tensor | None
@@ -82,7 +84,7 @@ class WindowedOptimizer(optim.Optimizer):
     def _step(self) -> None:
         journal = self._journal
         if journal is None:
-            self._roster.follow(self.param_groups)
+            self._follow()
             active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
             scaling = self._scaling(active)
             if not active or scaling is None:
@@ -115,6 +117,7 @@ class WindowedOptimizer(optim.Optimizer):
             found_inf = None
         return Scaling(scale, found_inf, self._clip)
 
+    @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the norm of all gradients together, wherever they are; takes effect in `step`.
 
@@ -129,16 +132,20 @@ class WindowedOptimizer(optim.Optimizer):
         Returns:
             The total norm before clipping; 0-d, on the gradients' device.
         """
-        self._roster.follow(self.param_groups)
-        found = [self._gradients.flat(s) for s in self._roster.slots if self._gradients.has(s)]
-        total = nn.utils.get_total_norm(found, norm_type)
-        # The formula of torch.nn.utils.clip_grads_with_norm_.
+        self._follow()
+        found = [s for s in self._roster.slots if self._gradients.has(s)]
+        if not found:
+            return torch.tensor(0.0)
+        # The formulas of torch.nn.utils.get_total_norm and clip_grads_with_norm_.
+        norms = torch.stack([self._gradients.norm(slot, norm_type) for slot in found])
+        total: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
         self._clip = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         return total
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
         self._clip = None
+        self._gradients.clear(set_to_none=set_to_none)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -149,7 +156,7 @@ class WindowedOptimizer(optim.Optimizer):
         """
         super().add_param_group(param_group)
         try:
-            self._roster.follow(self.param_groups)
+            self._follow()
         except BaseException:
             self.param_groups.pop()
             raise
@@ -194,7 +201,7 @@ class WindowedOptimizer(optim.Optimizer):
 
     @torch.no_grad()
     def _load(self, loading: Loading) -> None:
-        self._roster.follow(self.param_groups, also=loading.places)
+        self._follow(also=loading.places)
         loading.write(self.param_groups, self._roster, self._home)
         self._journal = None
 
@@ -224,6 +231,7 @@ class WindowedOptimizer(optim.Optimizer):
             if slot.parameter in state:
                 kept = for_wrapped(slot, state[slot.parameter])
                 self._inner.state[slot.parameter] = kept
+        self._gradients.close()
         self._roster.close()
         self._guard.remove()
 
@@ -232,6 +240,13 @@ class WindowedOptimizer(optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise _refused_copy("pickled", "pickle")
+
+    def _follow(self, also: Collection[Place] = ()) -> None:
+        """Bring the slots up to date with `param_groups`, and those with the model."""
+        if self._watch is not None:
+            self._watch.update(self.param_groups)
+        self._roster.follow(self.param_groups, also)
+        self._gradients.follow(self._roster.slots)
 
     def _check_usable(self) -> None:
         if self._roster.is_closed:
@@ -276,6 +291,7 @@ def windowed(
     window_bytes: int | None = None,
     master_weights: bool = False,
     gradients: Gradients | None = None,
+    model: nn.Module | None = None,
 ) -> WindowedOptimizer:
     """Put a facade around an elementwise optimizer that steps it in windows.
 
@@ -290,6 +306,8 @@ def windowed(
         window_bytes: The most bytes of state in a window, instead of `times`.
         master_weights: Keep an FP32 master for each BF16 and FP16 parameter, and step that.
         gradients: Where gradients come from; `.grad` when left out.
+        model: Whose parameters they are. Given, parameters that it replaces by others, as
+            `load_state_dict(assign=True)` does, are replaced in the optimizer too.
 
     Returns:
         The facade. It is also an instance of the optimizer's class.
@@ -310,6 +328,7 @@ def windowed(
     gradients = AttributeGradients() if gradients is None else gradients
     facade._home, facade._gradients, facade._inner = home, gradients, optimizer
     facade._roster = Roster(rule, home, size, master_weights=master_weights)
+    facade._watch = None if model is None else ModelWatch(model, optimizer.param_groups)
     facade._engine = Engine(kind, optimizer.defaults, home, gradients)
     facade._journal = facade._clip = None
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from ascend_core.errors import ConfigError
-from ascend_core.layout import read
+from ascend_core.layout import Layout, read
 from ascend_core.optim.home import Slot
+from ascend_core.streams import Event
+from ascend_core.transfer import Transfer
 
-__all__ = ["AttributeGradients", "Gradients", "Scaling"]
+__all__ = ["AttributeGradients", "Gradients", "Scaling", "flattened", "norm_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,13 @@ class Scaling:
 class Gradients(Protocol):
     """Gives the gradients of a step."""
 
+    @property
+    def transfer(self) -> Transfer | None:
+        """What brings gradients to the device, for sources that keep them on the host."""
+
+    def follow(self, slots: Sequence[Slot]) -> None:
+        """Learn which slots there are now."""
+
     def has(self, slot: Slot) -> bool:
         """Whether the slot has a gradient now."""
 
@@ -39,10 +49,26 @@ class Gradients(Protocol):
         """What stays equal exactly as long as the gradient is the same one."""
 
     def flat(self, slot: Slot) -> torch.Tensor:
-        """The gradient in the order of the parameter's memory: [numel], on its device."""
+        """The gradient in the order of the parameter's memory: [numel], wherever it is.
+
+        Raises:
+            ConfigError: When it cannot be cut into slices.
+        """
+
+    def written(self, slot: Slot) -> tuple[Event, ...]:
+        """The copies that must end before what `flat` gave is read, where it is on the host."""
+
+    def norm(self, slot: Slot, norm_type: float) -> torch.Tensor:
+        """The norm of the gradient: 0-d, on the parameter's device."""
+
+    def clear(self, *, set_to_none: bool) -> None:
+        """Forget what was accumulated beside `.grad`, or set it to zero."""
 
     def release(self, slot: Slot) -> None:
         """The step is done with the slot's gradient."""
+
+    def close(self) -> None:
+        """Put back into `.grad` what is kept beside it, and let go of the parameters."""
 
 
 class AttributeGradients:
@@ -52,8 +78,13 @@ class AttributeGradients:
         release: Drop each gradient as soon as it has been stepped.
     """
 
+    transfer: Transfer | None = None
+
     def __init__(self, *, release: bool = False) -> None:
         self._release = release
+
+    def follow(self, slots: Sequence[Slot]) -> None:
+        """Nothing to learn."""
 
     def has(self, slot: Slot) -> bool:
         """Whether `.grad` is there."""
@@ -65,28 +96,53 @@ class AttributeGradients:
         return None if grad is None else (id(grad), grad._version)
 
     def flat(self, slot: Slot) -> torch.Tensor:
-        """A view of `.grad`; a copy where it lies in memory otherwise than its parameter.
-
-        Raises:
-            ConfigError: When the gradient is sparse.
-        """
+        """A view of `.grad`; a copy where it lies in memory otherwise than its parameter."""
         grad = slot.parameter.grad
         assert grad is not None
-        if grad.layout is not torch.strided:
-            raise ConfigError(
-                f"{slot.name} has a gradient of layout {grad.layout}.",
-                why="a window is a range of elements, and a sparse gradient has none.",
-                instead="use sparse=False in its embedding, or another optimizer for it.",
-            )
-        grad = grad.detach()
-        if tuple(read(grad).stride) != tuple(slot.layout.stride):
-            form = torch.empty_strided(
-                slot.layout.size, slot.layout.stride, dtype=grad.dtype, device=grad.device
-            )
-            grad = form.copy_(grad)
-        return read(grad).flatten(grad)
+        return flattened(grad, slot)
+
+    def written(self, slot: Slot) -> tuple[Event, ...]:
+        """Nothing is ever under way."""
+        return ()
+
+    def norm(self, slot: Slot, norm_type: float) -> torch.Tensor:
+        """The norm of `.grad`."""
+        return norm_of(self.flat(slot), norm_type)
+
+    def clear(self, *, set_to_none: bool) -> None:
+        """Nothing is kept beside `.grad`."""
 
     def release(self, slot: Slot) -> None:
         """Drop `.grad`, where that was asked for."""
         if self._release:
             slot.parameter.grad = None
+
+    def close(self) -> None:
+        """Nothing is kept beside `.grad`."""
+
+
+def flattened(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """A gradient as its parameter lies in memory: [numel]; a view where it lies so itself.
+
+    Raises:
+        ConfigError: When it is sparse, or another object than a tensor with its own memory.
+    """
+    if not Layout.fits(grad):
+        raise ConfigError(
+            f"{slot.name} has a gradient of layout {grad.layout} and type {type(grad).__name__}.",
+            why="a window is a range of elements in memory, and this gradient has none.",
+            instead="use sparse=False in its embedding, or another optimizer for it.",
+        )
+    grad = grad.detach()
+    if read(grad).stride != slot.layout.stride or not read(grad).is_dense:
+        form = torch.empty_strided(
+            slot.layout.size, slot.layout.stride, dtype=grad.dtype, device=grad.device
+        )
+        grad = form.copy_(grad)
+    return read(grad).flatten(grad)
+
+
+def norm_of(flat: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """The norm of one gradient, by the operator that `torch.nn.utils.get_total_norm` uses."""
+    norm: torch.Tensor = torch._foreach_norm([flat], norm_type)[0]
+    return norm
