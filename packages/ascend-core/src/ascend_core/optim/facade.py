@@ -175,7 +175,7 @@ class WindowedOptimizer(optim.Optimizer):
             raise self._fail(error) from error
         state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for slot in self._roster.slots:
-            if slot.is_stepped:
+            if slot.is_stepped and slot.entries:
                 state[slot.parameter] = state_of(slot, self._home)
         return state
 
@@ -318,8 +318,8 @@ def windowed(
         HostMemoryError: When the home has no room. The optimizer is as it was.
     """
     size = _checked_size(times, window_bytes)
-    rule = rule_for(optimizer)
     _check_options(optimizer)
+    rule = rule_for(optimizer)
     kind = type(optimizer)
     facade: WindowedOptimizer = object.__new__(
         type(f"Windowed{kind.__name__}", (WindowedOptimizer, kind), {})

@@ -89,22 +89,31 @@ class Slot:
         """View values that lie like `flat()` in the parameter's own shape and strides."""
         return flat.as_strided(self.layout.size, self.layout.stride)
 
+    def takes(self, parameter: torch.Tensor) -> bool:
+        """Whether another tensor has the shape, strides, dtype and device of the parameter."""
+        old, new = self.layout, checked_layout(parameter, self.name)
+        return (old.size, old.stride, old.dtype, self.parameter.device) == (
+            new.size,
+            new.stride,
+            new.dtype,
+            parameter.device,
+        )
+
     def replace(self, parameter: torch.Tensor) -> None:
         """Take another tensor as the parameter.
 
         Raises:
-            ConfigError: When it differs in shape, strides, dtype or device.
+            ConfigError: When `takes` says no.
         """
-        old, new = self.layout, checked_layout(parameter, self.name)
-        if (old.size, old.stride, old.dtype) != (new.size, new.stride, new.dtype) or (
-            parameter.device != self.parameter.device
-        ):
+        layout = checked_layout(parameter, self.name)
+        if not self.takes(parameter):
             raise ConfigError(
                 f"{self.name} was replaced by a tensor that does not fit its optimizer state.",
-                why=f"it was {_describe(old, self.parameter)} and is {_describe(new, parameter)}.",
+                why=f"it was {_describe(self.layout, self.parameter)} and is "
+                f"{_describe(layout, parameter)}.",
                 instead="build the optimizer again for the new parameters.",
             )
-        self.parameter, self.layout = parameter, new
+        self.parameter, self.layout = parameter, layout
 
 
 def checked_layout(parameter: torch.Tensor, name: str) -> Layout:

@@ -99,6 +99,8 @@ class Roster:
         for place, parameter in listed.items():
             group = groups[place.group]
             slot = known.get(id(parameter)) or left.get(place)
+            if slot is not None and not slot.is_stepped and not slot.takes(parameter):
+                slot = None  # nothing is lost: it has no state yet
             if slot is None:
                 if not self._wants(parameter) and place not in also:
                     continue
@@ -110,6 +112,7 @@ class Roster:
             self._check_entries(slot)
             slots[place] = slot
         _check_one_device(slots.values())
+        self._dismiss_all_but(slots.values())
         if newcomers:
             self._cohorts.append(self._admitted(newcomers))
         self._slots = slots
@@ -144,6 +147,14 @@ class Roster:
         for cohort in self._cohorts:
             self._home.dismiss(cohort)
         self._cohorts, self._slots, self.is_closed = [], {}, True
+
+    def _dismiss_all_but(self, slots: Collection[Slot]) -> None:
+        """Give back the room of cohorts that are gone from the groups altogether."""
+        kept = set(slots)
+        gone = [cohort for cohort in self._cohorts if kept.isdisjoint(cohort.slots)]
+        for cohort in gone:
+            self._cohorts.remove(cohort)
+            self._home.dismiss(cohort)
 
     def _wants(self, parameter: torch.Tensor) -> bool:
         has_gradient = parameter.grad is not None
