@@ -85,6 +85,10 @@ def norm(a: Tensor, weight: Tensor) -> Tensor | None:
     return None if is_wide(a) else F.layer_norm(a, (WIDTH,), weight.to(a.dtype))
 
 
+def rms_norm(a: Tensor, weight: Tensor) -> Tensor | None:
+    return None if is_wide(a) else F.rms_norm(a, (WIDTH,), weight.to(a.dtype))
+
+
 # fmt: off
 CHEAP: dict[str, Operator] = {
     "gelu": lambda v, a, b: F.gelu(a),
@@ -114,6 +118,7 @@ CHEAP: dict[str, Operator] = {
     "dropout by keyword": lambda v, a, b: torch.dropout(p=0.5, train=True, input=a),
     "layer norm": lambda v, a, b: norm(a, v.scale),
     "rms norm": lambda v, a, b: F.rms_norm(a, a.shape[-1:]),
+    "scaled rms norm": lambda v, a, b: rms_norm(a, v.scale),
     "contiguous": lambda v, a, b: a.contiguous(),
     "clone": lambda v, a, b: a.clone(),
 }

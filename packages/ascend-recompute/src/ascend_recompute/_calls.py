@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_core.layout import Layout, read
+from ascend_core.layout import Layout
 from ascend_core.rng import RngState
 from ascend_core.saved import Frame, PackedParameter
 from ascend_recompute._nodes import has_edge, leads_to, name
@@ -95,12 +95,12 @@ def use_saved_mask(frame: Frame, made: Made, output: Tensor) -> bool:
     mask = record.latest()
     if mask is None or mask.serial not in made.own or isinstance(mask, PackedParameter):
         return False
-    layout = mask.layout if mask.layout is not None else read(mask.alias)
-    if (layout.size, layout.dtype) != (output.size(), output.dtype):
+    scaled = Operand.of_saved(mask, record)
+    if (scaled.layout.size, scaled.layout.dtype) != (output.size(), output.dtype):
         return False
     (dropped,) = made.operands()
     made.function, made.names = torch.mul, ()
-    made.values = (dropped, Operand(record, mask.version, layout, None))
+    made.values = (dropped, scaled)
     return True
 
 

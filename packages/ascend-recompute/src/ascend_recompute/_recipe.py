@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_core.errors import ReplayError
 from ascend_core.layout import Layout, read
 from ascend_core.rng import RngState
-from ascend_core.saved import Packed, Saved, StorageRecord
+from ascend_core.saved import Packed, PackedParameter, Passed, Saved, StorageRecord
 from ascend_recompute._digest import digest
 from ascend_recompute._tally import Tally
 
@@ -97,6 +97,19 @@ class Operand(NamedTuple):
     def of(cls, tensor: Tensor, record: StorageRecord) -> Operand:
         """Note a tensor whose storage has this record."""
         return tuple.__new__(cls, (record, tensor._version, read(tensor), None))
+
+    @classmethod
+    def of_saved(cls, saved: Saved, record: StorageRecord) -> Operand:
+        """Note a tensor as autograd saved it."""
+        layout = None if isinstance(saved, PackedParameter) else saved.layout
+        if layout is None:
+            assert not isinstance(saved, Passed)
+            layout = read(saved.alias)
+        return cls(record, saved.version, layout, None)
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether the call saw the storage of `tensor`, and in its layout."""
+        return self.record() is tensor.untyped_storage() and self.layout == read(tensor)
 
     @property
     def made(self) -> Made | None:

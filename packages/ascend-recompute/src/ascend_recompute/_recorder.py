@@ -14,6 +14,7 @@ from ascend_core.storage import hollow
 from ascend_recompute import _nodes
 from ascend_recompute._calls import Operator, random_state_before, use_saved_mask, write_down
 from ascend_recompute._digest import digest
+from ascend_recompute._parts import COMPOSITES, Parts
 from ascend_recompute._recipe import UNKNOWABLE, Castable, Made, Modes, Operand, Rebuild, Recipe
 from ascend_recompute._tally import Tally
 from ascend_recompute._widened import Widened
@@ -63,7 +64,9 @@ class Recorder:
         self._verify = verify
         self._self = weakref.ref(self)
         self._modes = Modes.now("cpu")
-        self._widened: Widened | None = None  # while a call is under way
+        # While a call is under way.
+        self._widened: Widened | None = None
+        self._parts: Parts | None = None
 
     def close(self) -> None:
         """The frame ends. What was claimed stays good; there is nothing to give back."""
@@ -91,10 +94,11 @@ class Recorder:
             rng = random_state_before(function, (*args, *kwargs.values()))
         first = frame.serial + 1
         widened = self._widened = Widened()
+        parts = self._parts = Parts(label) if function in COMPOSITES else None
         try:
             output = function(*args, **kwargs)
         finally:
-            self._widened = None
+            self._widened = self._parts = None
         if not self._is_recordable(output):
             return output
         made = write_down(frame, function, args, kwargs, output, range(first, frame.serial + 1))
@@ -109,6 +113,8 @@ class Recorder:
         if self._verify:
             made.digest = digest(output)
         self._note(made, output)
+        if parts is not None:
+            parts.shorten(made, output)
         return output
 
     def _note(self, made: Made, output: Tensor) -> None:
@@ -159,6 +165,8 @@ class Recorder:
             self._widened.note(tensor, record)
         if record.made is None and self._modes.autocast:
             record.made = self._made_by_autocast(tensor)
+        if self._parts is not None:
+            self._note_product(self._parts, tensor, record)
         made = record.made
         if not isinstance(made, Made) or made.version != tensor._version:
             return None
@@ -168,6 +176,17 @@ class Recorder:
             return None
         recipe = self._recipe(made, record, None)
         return None if recipe is None else Rebuild(recipe)
+
+    def _note_product(self, parts: Parts, tensor: Tensor, record: StorageRecord) -> None:
+        """Note how a tensor that a call saves was made inside the call."""
+        made = parts.product(tensor, record, self._frame.serial)
+        if made is None or record.made is not None or not self._is_recordable(tensor):
+            return
+        made.returned(tensor, self._modes_now(tensor), self._tally, parts.label)
+        if self._verify:
+            made.digest = digest(tensor)
+        record.made = made
+        _nodes.note(tensor.grad_fn, made)
 
     def _recipe(self, made: Made, record: StorageRecord, asking: Made | None) -> Recipe | None:
         """The recipe of a storage for a node that asks; whoever kept the storage lets go of it.

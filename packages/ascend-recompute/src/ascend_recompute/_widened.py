@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from ascend_core.layout import Layout, fills_storage, read
+from ascend_core.layout import Layout, fills_storage
 from ascend_core.saved import StorageRecord
 from ascend_recompute._nodes import name
 from ascend_recompute._recipe import Made, Operand
@@ -59,7 +59,7 @@ class Widened:
             if copy is not None:
                 made.values = tuple(
                     operand._replace(narrowed=_cast_back(copy, value, made))
-                    if isinstance(operand, Operand) and _is_of(operand, value)
+                    if isinstance(operand, Operand) and operand.is_of(value)
                     else operand
                     for operand in made.values
                 )
@@ -72,10 +72,6 @@ class Widened:
         edge = get_gradient_edge(value)
         copy = self._copies.get((edge.node, edge.output_nr))
         return copy if copy is not None and copy.layout.size == value.size() else None
-
-
-def _is_of(operand: Operand, value: Tensor) -> bool:
-    return operand.record() is value.untyped_storage() and operand.layout == read(value)
 
 
 def _cast_back(copy: Operand, value: Tensor, call: Made) -> Made:
