@@ -147,12 +147,13 @@ def test_backward_refuses_what_nobody_restored_and_accepts_what_was(through: str
     assert x.grad is not None and torch.equal(x.grad, 2 * value * torch.cos(x.detach()))
 
 
-def test_the_version_is_the_same_for_those_who_know() -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_the_version_is_the_same_for_those_who_know(given: bool) -> None:
     tensor = numbers(4)
     tensor.add_(1)
     probe = hollow(tensor)
     assert probe.untyped_storage().nbytes() == 0
-    released = release(tensor)
+    released = release(tensor, counter=probe if given else None)
     assert tensor._version == probe._version > 1 << 29
     assert version_of(tensor) == version_of(probe) == 1
     released.restore(numbers(4))

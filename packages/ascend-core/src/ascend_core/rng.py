@@ -37,6 +37,8 @@ class RngState:
             DeviceUnavailableError: When this machine lacks one of the devices.
         """
         others = [device for device in dict.fromkeys(devices) if device.type != "cpu"]
+        if not others:
+            return cls(torch.default_generator.get_state())
         backends = [backend_of(device) for device in others]
         return cls(
             torch.default_generator.get_state(),

@@ -82,13 +82,15 @@ class Released:
         nbytes: How many bytes were given back.
     """
 
-    def __init__(self, tensor: Tensor, on_demand: Callable[[], None] | None) -> None:
+    def __init__(
+        self, tensor: Tensor, on_demand: Callable[[], None] | None, counter: Tensor | None
+    ) -> None:
         storage = tensor.untyped_storage()
         self._storage = weakref.ref(storage)
         self._layout = read(tensor)
         self._owner = weakref.ref(tensor)
         self._class = type(tensor)
-        self._counter = hollow(tensor)
+        self._counter = hollow(tensor) if counter is None else counter
         self._version = tensor._version
         self._on_demand = on_demand
         self.nbytes = storage.nbytes()
@@ -124,7 +126,7 @@ class Released:
         storage.resize_(self.nbytes)
         with torch.no_grad():
             # What is written through an alias with a counter of its own is no change.
-            alias = torch.empty(0, dtype=layout.dtype, device=storage.device)
+            alias: Tensor = self._counter.new_empty(0)
             alias.set_(storage, layout.offset, layout.size, layout.stride).copy_(values)
         del storage.__dict__[_MARK]
         _set_version(self._counter, self._version)
@@ -150,13 +152,19 @@ class Released:
             )
 
 
-def release(tensor: Tensor, *, on_demand: Callable[[], None] | None = None) -> Released:
+def release(
+    tensor: Tensor,
+    *,
+    on_demand: Callable[[], None] | None = None,
+    counter: Tensor | None = None,
+) -> Released:
     """Give back the bytes of a tensor. Frees its storage; the tensor and its views stay.
 
     Args:
         tensor: Solely owns its storage: strided, dense, from the storage's first byte to its last.
         on_demand: Restores the storage; `bring_back` calls it when something else needs the
             bytes. Held for as long as the storage lives and is not restored.
+        counter: What `hollow` made of the tensor, where the caller has that already.
 
     Raises:
         StorageError: When the tensor does not solely own its storage, with the reason.
@@ -168,7 +176,7 @@ def release(tensor: Tensor, *, on_demand: Callable[[], None] | None = None) -> R
             why=reason,
             instead="leave this tensor alone; nothing was freed.",
         )
-    return Released(tensor, on_demand)
+    return Released(tensor, on_demand, counter)
 
 
 def why_not_releasable(tensor: Tensor, others: Iterable[Tensor] = ()) -> str | None:
@@ -224,7 +232,7 @@ def hollow(tensor: Tensor) -> Tensor:
     # Function modes that watch writes through `.data` must not take this for one.
     with torch._C.DisableTorchFunction():
         probe = tensor.detach()
-        probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        probe.data = tensor.new_empty(0)
     return probe
 
 

@@ -7,11 +7,10 @@ code; use this class where the function to run again is your own and you know it
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,7 +152,9 @@ class CheckpointWithoutOutput:
                 )
                 continue
             with contextlib.suppress(StorageError):  # the caller did something to its storage
-                restoration.add(output.index, release(tensor, on_demand=restoration))
+                counter = None if tensor is output.probe else output.probe
+                released = release(tensor, on_demand=restoration, counter=counter)
+                restoration.add(output.place, released)
         self._restoration = weakref.ref(restoration)
 
     def recompute(self, grad: Tensor | None = None) -> None:
@@ -266,11 +267,10 @@ class _Restoration:
             self._released.clear()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Output:
+class _Output(NamedTuple):
     """An output that can be released, as the function returned it. Holds none of its bytes."""
 
-    index: int
+    place: int
     tensor: weakref.ref[Tensor]
     storage: weakref.ref[torch.UntypedStorage]
     layout: Layout
@@ -278,10 +278,10 @@ class _Output:
     version: int
 
     @classmethod
-    def of(cls, index: int, tensor: Tensor) -> _Output:
+    def of(cls, place: int, tensor: Tensor) -> _Output:
         storage = weakref.ref(tensor.untyped_storage())
         probe, version = hollow(tensor), version_of(tensor)
-        return cls(index, weakref.ref(tensor), storage, read(tensor), probe, version)
+        return cls(place, weakref.ref(tensor), storage, read(tensor), probe, version)
 
     def find(self) -> Tensor | None:
         """The output, or a stand-in where the caller let go of it and autograd holds an alias."""
