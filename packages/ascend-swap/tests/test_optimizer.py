@@ -351,6 +351,38 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
         assert all(bitwise_equal(state[name], now["state"][key][name]) for name in state)
 
 
+def test_a_checkpoint_with_other_options_that_does_not_fit_changes_nothing() -> None:
+    plain, ours = parameters(torch.device("cpu")), parameters(torch.device("cpu"))
+    left, right = optim.AdamW(plain, amsgrad=True), swap_optimizer(optim.AdamW(ours))
+    train_on(left, plain, range(2))
+    train_on(right, ours, range(2))
+    before = through_a_file(right.state_dict())
+    saved = through_a_file(left.state_dict())
+    saved["state"][3]["max_exp_avg_sq"] = torch.ones(3)
+    with pytest.raises(ConfigError, match="max_exp_avg_sq"):
+        right.load_state_dict(saved)
+    now = right.state_dict()
+    assert now["param_groups"] == before["param_groups"]
+    for key, state in before["state"].items():
+        assert all(bitwise_equal(state[name], now["state"][key][name]) for name in state)
+
+
+def test_a_model_that_was_converted_after_a_step_is_refused() -> None:
+    model = nn.Linear(10, 10)
+    optimizer = swap_optimizer(optim.AdamW(model.parameters()))
+    model.bfloat16()  # before the first step this is no loss
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.autograd.backward(model(torch.ones(2, 10).bfloat16()).float().sum())
+        optimizer.step()
+    assert optimizer.state[model.weight]["exp_avg"].dtype == torch.bfloat16
+    model.float()
+    optimizer.zero_grad()
+    torch.autograd.backward(model(torch.ones(2, 10)).sum())
+    with pytest.raises(ConfigError, match="does not fit its optimizer state"):
+        optimizer.step()
+
+
 def test_a_budget_that_is_too_small_is_found_before_anything_moves() -> None:
     params = parameters(torch.device("cpu"))
     inner = optim.AdamW(params)

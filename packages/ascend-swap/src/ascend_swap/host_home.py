@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ascend_core.device import backend_of
+from ascend_core.errors import ConfigError
 from ascend_core.optim import MASTER, Arena, Cohort, CohortWindow, Held, Slot
 from ascend_core.streams import Event
 from ascend_core.transfer import Transfer
@@ -53,7 +54,19 @@ class HostHome:
         self._ring_bytes = 0
 
     def admit(self, cohort: Cohort) -> None:
-        """Take host memory for new slots. Masters are made and stowed slice by slice."""
+        """Take host memory for new slots. Masters are made and stowed slice by slice.
+
+        Raises:
+            ConfigError: When a slot is on another device than this home was made for.
+            HostMemoryError: When there is no host memory.
+        """
+        for slot in cohort.slots:
+            if slot.device != self.transfer.device:
+                raise ConfigError(
+                    f"{slot.name} is on {slot.device}, and the optimizer's state goes to "
+                    f"{self.transfer.device} for its windows.",
+                    instead="move the model first, and call swap_optimizer then.",
+                )
         arrays = CohortArrays(cohort, self._store)
         for window in cohort.windows:
             for piece in window.slices:

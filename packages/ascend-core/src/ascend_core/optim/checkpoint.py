@@ -10,6 +10,7 @@ import torch
 from ascend_core.errors import ConfigError
 from ascend_core.optim.home import MASTER, Home, Slot
 from ascend_core.optim.roster import Groups, Place, Roster
+from ascend_core.optim.rules import Entry
 
 __all__ = ["Loading", "for_wrapped", "state_of"]
 
@@ -88,29 +89,29 @@ class Loading:
         Raises:
             ConfigError: When the state does not fit. Nothing was changed then.
         """
+        for place, slot in roster.items():
+            self._check(slot, roster.entries_with(slot, self._options[place.group]), place)
         before = [dict(group) for group in groups]
         for group, options in zip(groups, self._options, strict=True):
             group.update(options)
         try:
             old = roster.rebuild()
-            for place, slot in roster.items():
-                self._check(slot, self._state.get(place))
         except BaseException:
             for group, options in zip(groups, before, strict=True):
                 group.clear()
                 group.update(options)
-            roster.rebuild()
             raise
         for place, slot in roster.items():
             _fill(slot, home, self._state.get(place))
         for cohort in old:
             home.dismiss(cohort)
 
-    def _check(self, slot: Slot, state: Mapping[str, Any] | None) -> None:
+    def _check(self, slot: Slot, entries: Sequence[Entry], place: Place) -> None:
+        state = self._state.get(place)
         if state is None:
             return
-        wanted = {entry.name for entry in slot.entries} - {MASTER}
-        missing = wanted - set(state) - {e.name for e in slot.entries if e.fill is None}
+        wanted = {entry.name for entry in entries}
+        missing = wanted - set(state) - {entry.name for entry in entries if entry.fill is None}
         strange = set(state) - wanted - {MASTER}
         if missing or strange:
             raise ConfigError(
@@ -118,14 +119,15 @@ class Loading:
                 why=f"it holds {_listed(state)}, and {_listed(wanted)} is wanted.",
                 instead="load a checkpoint of the same optimizer, with the same options.",
             )
-        for entry in slot.elements:
-            value = state.get(entry.name)
+        names = [entry.name for entry in entries if not entry.is_scalar]
+        for name in [*names, MASTER]:
+            value = state.get(name)
             if value is None:
                 continue
             size = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             if size != list(slot.layout.size):
                 raise ConfigError(
-                    f"the checkpoint's {entry.name} of {slot.name} is {size}, and the parameter "
+                    f"the checkpoint's {name} of {slot.name} is {size}, and the parameter "
                     f"is {list(slot.layout.size)}.",
                     instead="build the optimizer over the same parameters as when it was saved.",
                 )

@@ -88,6 +88,7 @@ class WindowedOptimizer(optim.Optimizer):
             active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
             scaling = self._scaling(active)
             if not active or scaling is None:
+                self._clip = None
                 return
             windows = [w for w in self._roster.windows() if _touches(w, active)]
             journal = Journal(windows, {slot: self._gradients.token(slot) for slot in active})
@@ -203,6 +204,8 @@ class WindowedOptimizer(optim.Optimizer):
     def _load(self, loading: Loading) -> None:
         self._follow(also=loading.places)
         loading.write(self.param_groups, self._roster, self._home)
+        if self._journal is not None:
+            self._journal.abandon()
         self._journal = None
 
     def report(self) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ class Slot:
         name: How errors call it.
         entries: What is kept for it; the master first, if it has one.
         dtype: Of the arithmetic, and of all that is kept for each element.
+        device: Of the parameter when it was taken in.
         layout: Of the parameter; the order of its memory is the order of all that is kept.
         unmade: The entries that its first step is still to make.
         is_stepped: Whether it has been stepped, so that it has state in the eyes of its user.
@@ -48,6 +49,7 @@ class Slot:
         self.group = group
         self.name = name
         self.layout = checked_layout(parameter, name)
+        self.device = parameter.device
         self.dtype = torch.float32 if master else parameter.dtype
         self.entries = (Entry(MASTER, fill=None), *entries) if master else entries
         self.has_master = master
@@ -81,7 +83,7 @@ class Slot:
         Raises:
             ConfigError: When somebody gave it other memory (`.data = ...`) of another form.
         """
-        if read(self.parameter) != self.layout:
+        if self.parameter.device != self.device or read(self.parameter) != self.layout:
             self.replace(self.parameter)
         return self.layout.flatten(self.parameter)
 
@@ -92,11 +94,8 @@ class Slot:
     def takes(self, parameter: torch.Tensor) -> bool:
         """Whether another tensor has the shape, strides, dtype and device of the parameter."""
         old, new = self.layout, checked_layout(parameter, self.name)
-        return (old.size, old.stride, old.dtype, self.parameter.device) == (
-            new.size,
-            new.stride,
-            new.dtype,
-            parameter.device,
+        return parameter.device == self.device and (
+            (old.size, old.stride, old.dtype) == (new.size, new.stride, new.dtype)
         )
 
     def replace(self, parameter: torch.Tensor) -> None:
@@ -109,9 +108,9 @@ class Slot:
         if not self.takes(parameter):
             raise ConfigError(
                 f"{self.name} was replaced by a tensor that does not fit its optimizer state.",
-                why=f"it was {_describe(self.layout, self.parameter)} and is "
-                f"{_describe(layout, parameter)}.",
-                instead="build the optimizer again for the new parameters.",
+                why=f"it was {_describe(self.layout, self.device)} and is "
+                f"{_describe(layout, parameter.device)}.",
+                instead="move or convert the model first, and build the optimizer then.",
             )
         self.parameter, self.layout = parameter, layout
 
@@ -145,8 +144,8 @@ def checked_layout(parameter: torch.Tensor, name: str) -> Layout:
     return layout
 
 
-def _describe(layout: Layout, tensor: torch.Tensor) -> str:
-    return f"{list(layout.size)} {layout.dtype} with strides {layout.stride} on {tensor.device}"
+def _describe(layout: Layout, device: torch.device) -> str:
+    return f"{list(layout.size)} {layout.dtype} with strides {layout.stride} on {device}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -73,6 +73,11 @@ class Journal:
         self._commit()
         self.is_writing = False
         self.finish(self.remaining()[0])
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give back what was kept for a commit that is to be repeated."""
+        self._commit = None
         if self.walk is not None:
             self.walk.close()
             self.walk = None

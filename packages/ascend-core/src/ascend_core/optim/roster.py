@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ascend_core.errors import ConfigError
 from ascend_core.optim.home import Cohort, CohortWindow, Home, Slot
-from ascend_core.optim.rules import Rule
+from ascend_core.optim.rules import Entry, Rule
 from ascend_core.optim.windows import GRID, cut_windows, elements_per_window
 
 __all__ = ["Place", "Roster", "WindowSize"]
@@ -134,9 +134,9 @@ class Roster:
         self._slots = slots
         return old
 
-    def place_of(self, slot: Slot) -> Place:
-        """Where a slot stands."""
-        return next(place for place, one in self._slots.items() if one is slot)
+    def entries_with(self, slot: Slot, options: Mapping[str, Any]) -> tuple[Entry, ...]:
+        """What the wrapped optimizer would keep for a slot with these options instead."""
+        return self._rule({**slot.group, **options})
 
     def items(self) -> list[tuple[Place, Slot]]:
         """All slots with where they stand."""
