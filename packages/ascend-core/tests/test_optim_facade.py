@@ -489,7 +489,7 @@ def test_parameters_that_a_model_replaces_are_followed() -> None:
     ours.load_state_dict(plain.state_dict())
     saved = {name: value.clone() + 1 for name, value in plain.state_dict().items()}
     left = optim.AdamW(plain.parameters(), lr=1e-2)
-    right = windowed(optim.AdamW(ours.parameters(), lr=1e-2), model=ours, times=2)
+    right = windowed(optim.AdamW(ours.parameters(), lr=1e-2), times=2)
     for model, optimizer, assign in ((plain, left, False), (ours, right, True)):
         model(torch.ones(3, 30)).square().mean().backward()
         optimizer.step()
@@ -504,11 +504,39 @@ def test_parameters_that_a_model_replaces_are_followed() -> None:
 def test_a_tie_that_assigning_broke_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
     model[1].weight = model[0].weight
-    optimizer = windowed(optim.AdamW(model.parameters()), model=model)
+    optimizer = windowed(optim.AdamW(model.parameters()))
     saved = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(saved, assign=True)
-    with pytest.raises(ConfigError, match="was shared with another module"):
+    with pytest.raises(ConfigError, match="is not shared any more"):
         optimizer.step()
+    model[1].weight = model[0].weight
+    model(torch.arange(5)).square().mean().backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0] is model[0].weight
+
+
+def test_an_untied_copy_of_a_parameter_in_use_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = windowed(optim.AdamW(model.parameters()))
+    model[1].weight = nn.Parameter(model[0].weight.detach().clone())
+    model(torch.arange(5)).square().mean().backward()
+    with pytest.raises(ConfigError, match="is not shared any more"):
+        optimizer.step()
+
+
+def test_modules_of_others_are_not_looked_at() -> None:
+    hooks = torch.nn.modules.module._global_parameter_registration_hooks
+    before = len(hooks)
+    optimizer = windowed(optim.AdamW(parameters(5)))
+    assert len(hooks) == before + 1
+    nn.Linear(3, 3).weight = nn.Parameter(torch.ones(3, 3))
+    optimizer.step()
+    optimizer.remove()
+    assert len(hooks) == before
+    windowed(optim.AdamW(parameters(5)))
+    gc.collect()
+    assert len(hooks) == before
 
 
 def test_nothing_is_left_when_it_is_dropped() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn, optim
+from torch import optim
 
 from ascend_core.errors import ConfigError
 from ascend_core.optim import AttributeGradients, Gradients, WindowedOptimizer, windowed
@@ -22,7 +22,6 @@ def swap_optimizer(
     optimizer: optim.Optimizer,
     config: SwapOptimizerConfig | None = None,
     *,
-    model: nn.Module | None = None,
     pool: PinnedPool | None = None,
 ) -> WindowedOptimizer:
     """Move the state of an optimizer to the host, and step it window by window.
@@ -35,8 +34,6 @@ def swap_optimizer(
         optimizer: An elementwise optimizer of torch; AdamW foremost. From now on its place is
             taken by what this returns.
         config: The options; the defaults when left out.
-        model: The model whose parameters they are. Given, `model.load_state_dict(..., assign=True)`
-            is followed; otherwise the optimizer would go on with the parameters of before.
         pool: Host memory that is shared with other features, instead of a pool of its own.
 
     Returns:
@@ -77,7 +74,6 @@ def swap_optimizer(
         window_bytes=config.window_bytes,
         master_weights=config.master_weights,
         gradients=gradients,
-        model=model,
     )
 
 

@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import optim
 from torch.utils.hooks import RemovableHandle
 
 from ascend_core.errors import ConfigError, FeatureError, OptimizerFailedError
@@ -17,7 +17,7 @@ from ascend_core.optim.checkpoint import Loading, for_wrapped, state_of
 from ascend_core.optim.engine import Engine
 from ascend_core.optim.gradients import AttributeGradients, Gradients, Scaling
 from ascend_core.optim.home import CohortWindow, Home, Slot
-from ascend_core.optim.identity import ModelWatch
+from ascend_core.optim.identity import ParameterWatch
 from ascend_core.optim.journal import Journal, failed_because
 from ascend_core.optim.resident import Resident
 from ascend_core.optim.roster import Place, Roster, WindowSize
@@ -43,7 +43,7 @@ class WindowedOptimizer(optim.Optimizer):
     _gradients: Gradients
     _inner: optim.Optimizer
     _guard: RemovableHandle
-    _watch: ModelWatch | None
+    _watch: ParameterWatch
     _journal: Journal | None
     _scaling_of_step: Scaling
     _clip: torch.Tensor | None
@@ -235,6 +235,7 @@ class WindowedOptimizer(optim.Optimizer):
                 kept = for_wrapped(slot, state[slot.parameter])
                 self._inner.state[slot.parameter] = kept
         self._gradients.close()
+        self._watch.close()
         self._roster.close()
         self._guard.remove()
 
@@ -245,11 +246,11 @@ class WindowedOptimizer(optim.Optimizer):
         raise _refused_copy("pickled", "pickle")
 
     def _follow(self, also: Collection[Place] = ()) -> None:
-        """Bring the slots up to date with `param_groups`, and those with the model."""
-        if self._watch is not None:
-            self._watch.update(self.param_groups)
+        """Bring the slots up to date with `param_groups`, and those with the modules."""
+        self._watch.update(self.param_groups)
         self._roster.follow(self.param_groups, also)
         self._gradients.follow(self._roster.slots)
+        self._watch.follow(p for group in self.param_groups for p in group["params"])
 
     def _check_usable(self) -> None:
         if self._roster.is_closed:
@@ -294,7 +295,6 @@ def windowed(
     window_bytes: int | None = None,
     master_weights: bool = False,
     gradients: Gradients | None = None,
-    model: nn.Module | None = None,
 ) -> WindowedOptimizer:
     """Put a facade around an elementwise optimizer that steps it in windows.
 
@@ -309,8 +309,6 @@ def windowed(
         window_bytes: The most bytes of state in a window, instead of `times`.
         master_weights: Keep an FP32 master for each BF16 and FP16 parameter, and step that.
         gradients: Where gradients come from; `.grad` when left out.
-        model: Whose parameters they are. Given, parameters that it replaces by others, as
-            `load_state_dict(assign=True)` does, are replaced in the optimizer too.
 
     Returns:
         The facade. It is also an instance of the optimizer's class.
@@ -331,7 +329,7 @@ def windowed(
     gradients = AttributeGradients() if gradients is None else gradients
     facade._home, facade._gradients, facade._inner = home, gradients, optimizer
     facade._roster = Roster(rule, home, size, master_weights=master_weights)
-    facade._watch = None if model is None else ModelWatch(model, optimizer.param_groups)
+    facade._watch = ParameterWatch()
     facade._engine = Engine(kind, optimizer.defaults, home, gradients)
     facade._journal = facade._clip = None
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}

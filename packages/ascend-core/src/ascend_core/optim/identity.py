@@ -1,62 +1,104 @@
-"""Noticing that a model has other parameters than those that its optimizer knows."""
+"""Noticing that a module was given another parameter than the one that its optimizer knows.
+
+[Note: how a replaced parameter is found]
+`module.weight = nn.Parameter(...)`, and `load_state_dict(assign=True)` with it, leave an optimizer
+with a parameter that nothing uses any more: it never has a gradient again, and training goes on
+without it, in silence. Torch offers one place through which every such assignment goes, the hooks
+for the registration of parameters. They see every module of the process; ours looks only at those
+that give up a parameter of its own optimizer, and goes when the optimizer goes.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["ModelWatch"]
+__all__ = ["ParameterWatch"]
 
 
 class _Holder(NamedTuple):
-    """Where a parameter is in its model."""
+    """A place in a model that once held a parameter of the optimizer."""
 
-    name: str
-    module: nn.Module
+    module: weakref.ref[nn.Module]
     attribute: str
 
+    def now(self) -> torch.Tensor | None:
+        """The parameter that is there now."""
+        module = self.module()
+        return None if module is None else module._parameters.get(self.attribute)
 
-class ModelWatch:
-    """Compares, by identity, the parameters of a model with those of an optimizer.
 
-    Args:
-        model: The model.
-        groups: `param_groups` of its optimizer.
-    """
+class ParameterWatch:
+    """Follows the parameters of one optimizer through their modules."""
 
-    def __init__(self, model: nn.Module, groups: list[dict[str, Any]]) -> None:
-        wanted = {id(parameter) for group in groups for parameter in group["params"]}
-        self._held: list[tuple[_Holder, torch.Tensor]] = [
-            (_Holder(f"{prefix}.{name}".lstrip("."), module, name), parameter)
-            for prefix, module in model.named_modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None and id(parameter) in wanted
-        ]
+    def __init__(self) -> None:
+        self._known: dict[int, torch.Tensor] = {}
+        self._left: dict[int, list[_Holder]] = {}  # by the parameter that was there
+        handle = register_module_parameter_registration_hook(_noting(self))
+        self._finalizer = weakref.finalize(self, handle.remove)
+        self._finalizer.atexit = False
+
+    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Learn which parameters the optimizer has."""
+        self._known = {id(parameter): parameter for parameter in parameters}
+
+    def note(self, module: nn.Module, attribute: str, new: torch.Tensor | None) -> None:
+        """A module is about to be given a parameter."""
+        old = module._parameters.get(attribute)
+        if old is None or new is None or old is new:
+            return
+        holder = _Holder(weakref.ref(module), attribute)
+        if id(old) in self._known and holder not in self._left.get(id(old), []):
+            self._left.setdefault(id(old), []).append(holder)
 
     def update(self, groups: list[dict[str, Any]]) -> None:
-        """Put the parameters that the model has now where those that it had are in the groups.
+        """Put new parameters into the groups where those stand that they replaced.
 
         Raises:
             ConfigError: When a parameter that was shared by several modules no longer is.
         """
-        now = [
-            (holder, holder.module._parameters.get(holder.attribute)) for holder, _ in self._held
-        ]
-        new: dict[int, torch.Tensor] = {}
-        for (holder, old), (_, found) in zip(self._held, now, strict=True):
-            if found is not None and new.setdefault(id(old), found) is not found:
-                raise ConfigError(
-                    f"{holder.name} was shared with another module, and is not any more.",
-                    why="the model was given new parameters, one for each name, as "
-                    "load_state_dict(assign=True) does; the optimizer has one for both.",
-                    instead="tie them again after loading, or load with assign=False.",
-                )
-        if all(new.get(id(old), old) is old for _, old in self._held):
+        if not self._left:
             return
+        new = {key: _successor(self._known[key], left) for key, left in self._left.items()}
         for group in groups:
             group["params"][:] = [new.get(id(old), old) for old in group["params"]]
-        self._held = [(holder, new.get(id(old), old)) for holder, old in self._held]
+        self._left.clear()
+
+    def close(self) -> None:
+        """Take the hook away. A second call does nothing."""
+        self._finalizer()
+
+
+def _successor(old: torch.Tensor, left: list[_Holder]) -> torch.Tensor:
+    found = {id(now): now for holder in left if (now := holder.now()) is not None}
+    if not found:
+        return old
+    if len(found) > 1 or (old.grad is not None and id(old) not in found):
+        names = ", ".join(sorted({holder.attribute for holder in left}))
+        raise ConfigError(
+            f"a parameter that several modules shared ({names}) is not shared any more.",
+            why="modules were given new parameters, as load_state_dict(assign=True) gives one to "
+            "each name, and the optimizer has one for all of them.",
+            instead="tie them again after loading, load with assign=False, or build the optimizer "
+            "again.",
+        )
+    return next(iter(found.values()))
+
+
+def _noting(watch: ParameterWatch) -> Callable[[nn.Module, str, Any], None]:
+    """A hook that does not keep the watch alive."""
+    watching = weakref.ref(watch)
+
+    def note(module: nn.Module, attribute: str, parameter: Any) -> None:
+        found = watching()
+        if found is not None:
+            found.note(module, attribute, parameter)
+
+    return note
