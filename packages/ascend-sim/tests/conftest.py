@@ -6,11 +6,13 @@ is with `--npu-sim=SCHEDULE`, in an environment with torch_npu (`python3 -m nox 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,10 @@ ROOT = Path(__file__).resolve().parents[3]
 LONGEST_SECONDS = 300
 
 Run = Callable[..., str]
+Ranks = list[dict[str, Any]]
+
+LAUNCHER = Path(__file__).with_name("launch_ranks.py")
+BOTH = "cpu:gloo,npu:hccl"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,5 +89,36 @@ def python(tmp_path: Path) -> Run:
         )
         assert (done.returncode != 0) == fails, done.stderr
         return done.stderr if fails else done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch() -> Callable[..., Ranks]:
+    """A function that runs functions of `rank_programs` on several ranks."""
+
+    def run(
+        folder: Path, names: str, world_size: int, *, backend: str = BOTH, **variables: str
+    ) -> Ranks:
+        """Run functions of `rank_programs` and return their results, by rank.
+
+        Keyword arguments are variables of the ranks' environment.
+        """
+        running = ascend_sim.current()
+        assert running is not None
+        own = {"ASCENDSIM_DEVICES": str(world_size), "ASCENDSIM_SCHEDULE": running.config.schedule}
+        done = subprocess.run(
+            [sys.executable, LAUNCHER, "rank_programs", names, str(world_size), backend, folder],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **own, **variables},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        errors = [path.read_text() for path in sorted(folder.glob("*.error"))]
+        assert not errors, "\n".join(errors)
+        results = [folder / f"{rank}.json" for rank in range(world_size)]
+        assert all(path.exists() for path in results), done.stderr
+        return [json.loads(path.read_text()) for path in results]
 
     return run

@@ -27,6 +27,7 @@ def main(module: str, names: list[str], world_size: int, backend: str, folder: P
     """Run the ranks, and return how many failed."""
     ascend_sim.start()
     functions = importlib.import_module(module)
+    importlib.import_module("torch._dynamo")  # which each rank would import for itself
     ranks = []
     for rank in range(world_size):
         process = os.fork()

@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ascend_sim
-
-LAUNCHER = Path(__file__).with_name("launch_ranks.py")
-BOTH = "cpu:gloo,npu:hccl"
 AS_MANY_AS_ASKED_FOR = 15  # the checks; there may be more
 SHARED_MEMORY = Path("/dev/shm")
 
 Ranks = list[dict[str, Any]]
-
-
-def launch(
-    folder: Path, names: str, world_size: int, *, backend: str = BOTH, **variables: str
-) -> Ranks:
-    """Run functions of `rank_programs` and return their results, by rank.
-
-    Keyword arguments are variables of the ranks' environment.
-    """
-    running = ascend_sim.current()
-    assert running is not None
-    own = {"ASCENDSIM_DEVICES": str(world_size), "ASCENDSIM_SCHEDULE": running.config.schedule}
-    done = subprocess.run(
-        [sys.executable, LAUNCHER, "rank_programs", names, str(world_size), backend, folder],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **own, **variables},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    errors = [path.read_text() for path in sorted(folder.glob("*.error"))]
-    assert not errors, "\n".join(errors)
-    results = [folder / f"{rank}.json" for rank in range(world_size)]
-    assert all(path.exists() for path in results), done.stderr
-    return [json.loads(path.read_text()) for path in results]
+Launch = Callable[..., Ranks]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def pair(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What two ranks have found in one run."""
     names = "all_checks,ddp,early_reads,a_peer_on_gloo,tensors_of_both_devices,send_and_send"
     return launch(tmp_path_factory.mktemp("pair"), names, 2)
@@ -62,12 +31,12 @@ def test_all_collectives_on_two_ranks(pair: Ranks) -> None:
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.schedules("lazy")), 4])
-def test_all_collectives(tmp_path: Path, world_size: int) -> None:
+def test_all_collectives(launch: Launch, tmp_path: Path, world_size: int) -> None:
     check_names(launch(tmp_path, "all_checks", world_size, backend="hccl"))
 
 
 @pytest.mark.schedules("lazy", "thread")  # in eager the host waits, and the circle is closed
-def test_a_circle_of_waits_ends(tmp_path: Path) -> None:
+def test_a_circle_of_waits_ends(launch: Launch, tmp_path: Path) -> None:
     ranks = launch(tmp_path, "a_circle_of_waits", 4, ASCENDSIM_COLLECTIVE_TIMEOUT_S="10")
     assert [rank["a_circle_of_waits"] for rank in ranks] == [
         [3.0, 3.0],
@@ -106,7 +75,7 @@ def test_sends_are_buffered(pair: Ranks) -> None:
     assert [rank["send_and_send"] for rank in pair] == [[], []]
 
 
-def test_blocking_sends_show_that_both_ranks_send_first(tmp_path: Path) -> None:
+def test_blocking_sends_show_that_both_ranks_send_first(launch: Launch, tmp_path: Path) -> None:
     ranks = launch(
         tmp_path,
         "send_and_send",
@@ -124,7 +93,7 @@ def test_blocking_sends_show_that_both_ranks_send_first(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def failures(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What two ranks have found in a run that ends with the death of the second."""
     before = set(SHARED_MEMORY.iterdir())
     names = "wrong_uses,never_there,killed"
