@@ -15,6 +15,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
+import ascend_sim
+from ascend_sim.spans import Kind
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -206,6 +209,116 @@ def tensors_of_both_devices(rank: int, world: int) -> list[float]:
     distributed.all_reduce(host)
     distributed.all_reduce(device)
     return host.tolist() + device.tolist()
+
+
+def spans(timeline: ascend_sim.Timeline) -> list[list[Any]]:
+    """Of all work: its name, and when it began and ended, in microseconds."""
+    work = (span for span in timeline.spans if span.kind.is_work)
+    return [[span.name, span.begin_ns / 1000, span.end_ns / 1000] for span in work]
+
+
+def late_to_a_collective(rank: int, world: int) -> dict[str, Any]:
+    """Let rank 1 compute before a collective, and both beside it. Of 12 MB, all over."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    shared, own = full((3_000_000,), 1.0), full((3_000_000,), 1.0)
+    distributed.all_reduce(shared)
+    torch.npu.synchronize()
+    time.sleep(0.2 * rank)  # of no account
+    with simulator.timeline() as timeline:
+        if rank == 1:
+            own.mul_(2)
+            own.mul_(2)
+        work = distributed.all_reduce(shared, async_op=True)
+        own.mul_(2)
+        work.wait()
+        shared.mul_(2)
+        torch.npu.synchronize()
+    report = timeline.report()
+    return {
+        "spans": spans(timeline),
+        "idle": [report.streams[0].collective_idle_us, report.streams[0].other_idle_us],
+        "exposed": report.exposed_collective_us,
+        "text": str(report),
+    }
+
+
+def early_and_late_receives(rank: int, world: int) -> list[list[Any]]:
+    """Let rank 1 receive 1 MB before it is sent, and 1 MB more long after."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    message, own = full((250_000,), 1.0), full((3_000_000,), 1.0)
+    for peer in (rank, 1 - rank):  # make the communicator
+        (distributed.send if peer == 0 else distributed.recv)(message, 1 - rank)
+    distributed.all_reduce(own)  # a long one, so that the clocks agree
+    torch.npu.synchronize()
+    with simulator.timeline() as timeline:
+        if rank == 0:
+            own.mul_(2)
+            distributed.send(message, dst=1)
+            distributed.send(message, dst=1)
+        else:
+            distributed.recv(message, src=0)
+            for _ in range(5):
+                own.mul_(2)
+            distributed.recv(message, src=0)
+        torch.npu.synchronize()
+    return spans(timeline)
+
+
+def two_groups_in_two_orders(rank: int, world: int) -> list[list[Any]]:
+    """Let the ranks begin two collectives of 100 kB in different orders, with work in between."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    groups = [distributed.new_group([0, 1]) for _ in range(2)]
+    shared, own = [full((25_000,), 1.0) for _ in groups], full((3_000_000,), 1.0)
+    for group in groups:
+        distributed.all_reduce(own, group=group)  # a long one, so that the clocks agree
+    torch.npu.synchronize()
+    with simulator.timeline() as timeline:
+        works = []
+        for number in (rank, 1 - rank):
+            reduced, group = shared[number], groups[number]
+            works.append(distributed.all_reduce(reduced, group=group, async_op=True))
+            own.mul_(2)
+            own.mul_(2)
+        for work in works:
+            work.wait()
+        torch.npu.synchronize()
+    return spans(timeline)
+
+
+def how_long_each_takes(rank: int, world: int) -> dict[str, float]:
+    """Time every collective of a tensor of 1 MB on the modelled clock."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    whole, part = full((250_000,), 1.0), full((250_000 // world,), 1.0)
+    parts = list(whole.chunk(world)) if rank == 0 else None
+    half = [part.numel() + (part.numel() // 2 if peer == 0 else 0) for peer in range(world)]
+    mine = half[rank] * world
+    alone = [distributed.new_group([peer]) for peer in range(world)]
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: distributed.all_reduce(whole),
+        "reduce": lambda: distributed.reduce(whole, dst=0),
+        "broadcast": lambda: distributed.broadcast(whole, src=0),
+        "all_gather": lambda: distributed.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: distributed.reduce_scatter_tensor(part, whole),
+        "scatter": lambda: distributed.scatter(part, parts, src=0),
+        "all_to_all": lambda: distributed.all_to_all_single(empty(250_000), whole),
+        "unequal": lambda: distributed.all_to_all_single(
+            empty(mine), empty(sum(half)), [half[rank]] * world, half
+        ),
+        "alone": lambda: distributed.all_reduce(whole, group=alone[rank]),
+    }
+    times = {}
+    for name, call in calls.items():
+        torch.npu.synchronize()
+        with simulator.timeline() as timeline:
+            call()
+            torch.npu.synchronize()
+        (span,) = (span for span in timeline.spans if span.kind is Kind.COLLECTIVE)
+        times[name] = (span.end_ns - span.begin_ns) / 1000
+    return times
 
 
 def network(seed: int) -> nn.Module:

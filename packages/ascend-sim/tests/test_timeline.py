@@ -139,6 +139,25 @@ def test_a_copy_on_the_compute_stream_itself_is_exposed() -> None:
     assert report.exposed_transfer_us == 20
 
 
+def test_waiting_for_a_collective_is_told_apart_from_waiting_for_a_copy() -> None:
+    script = Script()
+    script.task(Kind.KERNEL, COMPUTE, 0, 0, 10)
+    copy = script.task(Kind.H2D, OTHER, 0, 0, 30)
+    collective = script.task(Kind.COLLECTIVE, SIDE, 0, 25, 60)  # until 25 another rank was late
+    script.wait(COMPUTE, 0, 60, copy)
+    script.wait(COMPUTE, 0, 60, collective)
+    script.task(Kind.KERNEL, COMPUTE, 0, 60, 70)
+    script.task(Kind.COLLECTIVE, COMPUTE, 0, 70, 90)
+    report = script.report()
+    compute = report.streams[0]
+    # Until 30 it waits for both.
+    assert (compute.transfer_idle_us, compute.collective_idle_us) == (0, 60 - 30)
+    assert compute.other_idle_us == 30 - 10
+    assert (compute.collective_us, compute.busy_us) == (20, 40)
+    assert report.exposed_collective_us == 30 + 20
+    assert report.exposed_transfer_us == 0
+
+
 def test_the_compute_stream_is_the_one_with_the_most_kernels() -> None:
     script = Script()
     script.task(Kind.KERNEL, COMPUTE, 0, 0, 1)
@@ -208,6 +227,7 @@ def trace(tmp_path: Path) -> dict[str, Any]:
     script.wait(COMPUTE, 3, 50, copy)
     kernel = script.task(Kind.KERNEL, COMPUTE, 4, 50, 60)
     script.host_waits(4, 60, kernel)
+    script.task(Kind.COLLECTIVE, SIDE, 61, 61, 70)
     script.timeline().write_trace(tmp_path / "trace.json")
     read: dict[str, Any] = json.loads((tmp_path / "trace.json").read_text())
     return read
@@ -236,7 +256,9 @@ def test_slices_of_a_row_follow_one_another(trace: dict[str, Any]) -> None:
             row = rows.setdefault((event["pid"], event["tid"]), [])
             row.append((event["ts"], event["ts"] + event["dur"]))
     assert sorted(rows[1, 0]) == [(2, 10), (50, 60)]
-    assert sorted(rows[0, 0]) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 60)]
+    assert sorted(rows[0, 0]) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 60), (60, 61)]
+    (collective,) = (e for e in trace["traceEvents"] if e.get("cat") == "collective")
+    assert (collective["name"], collective["ts"], collective["dur"]) == ("COLLECTIVE", 61, 9)
 
 
 def test_an_arrow_leads_from_the_copy_to_the_kernel_that_waited(trace: dict[str, Any]) -> None:

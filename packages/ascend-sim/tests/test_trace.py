@@ -163,6 +163,32 @@ def test_a_training_step_with_all_its_waits_has_no_race(python: Run) -> None:
     python(ORDERED)
 
 
+GRADIENTS = """
+import ascend_sim, sys
+simulator = ascend_sim.start(schedule="eager", trace=True)
+import torch
+from torch import distributed
+distributed.init_process_group("hccl", init_method="file://{}/store", rank=0, world_size=1)
+for waits in (False, True):
+    gradient = torch.ones(4096, device="npu")
+    torch.npu.synchronize()
+    simulator.races()
+    work = distributed.all_reduce(gradient, async_op=True)
+    if waits:
+        work.wait()
+    gradient.mul_(0.5)
+    for race in simulator.races():
+        sys.stdout.write(f"{race.first.task}, {race.second.task}, {race.bytes}, {waits}\\n")
+    work.wait()
+distributed.destroy_process_group()
+"""
+
+
+def test_a_collective_that_nobody_waited_for_is_named(python: Run, tmp_path: Path) -> None:
+    told = python(GRADIENTS.replace("{}", str(tmp_path), 1))
+    assert told == "all_reduce, aten::mul_.Tensor, 16384, False\n"
+
+
 def test_a_race_says_what_is_missing() -> None:
     race = Race(Touch("copy h2d", 5, 3, True), Touch("aten::mul", 0, 14, False), 0x1000, 64)
     assert str(race) == (

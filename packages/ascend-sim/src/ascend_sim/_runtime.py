@@ -11,7 +11,7 @@ from ascend_sim.counters import Counters
 from ascend_sim.races import Race, Touch
 from ascend_sim.spans import Kind, Span
 
-ABI = 2
+ABI = 3
 
 # The names by which torch_npu finds the runtime. The first has all functions, the others need it.
 LIBRARIES = (
@@ -43,6 +43,8 @@ class _Settings(ctypes.Structure):
         ("memory_gbps", ctypes.c_double),
         ("matmul_tflops_16", ctypes.c_double),
         ("matmul_tflops_32", ctypes.c_double),
+        ("link_latency_us", ctypes.c_double),
+        ("link_gbps", ctypes.c_double),
         ("devices", ctypes.c_uint32),
         ("schedule", ctypes.c_int32),
         ("poison", ctypes.c_int32),

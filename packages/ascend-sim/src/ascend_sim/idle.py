@@ -10,9 +10,9 @@ At an idle moment of a stream, its next piece of work is held up by all of these
       moment, or else by the host's own work
     - its engine, which is taken: by the piece of work that has it
 
-Followed to its end, each of them is a copy, a kernel or the host. Where *all* are copies, the
-moment is exposed transfer time: without the transfers the stream would work. Where one is not, the
-stream would be idle anyway.
+Followed to its end, each of them is a copy, a collective (or its wait for other ranks), a kernel or
+the host. Where *all* are copies, the moment is exposed transfer time: without the transfers the
+stream would work. Where one is not, the stream would be idle anyway. Collectives likewise.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Cause(enum.Enum):
     """What holds a stream up."""
 
     TRANSFER = "transfer"
+    COLLECTIVE = "collective"
     KERNEL = "kernel"
     HOST = "host"
 
@@ -95,7 +96,7 @@ class Idleness:
         if goal.submitted_ns > now:
             yield from self._causes_at_host(now)
         elif not waits and goal.kind.is_work:
-            yield Cause.TRANSFER if goal.kind.is_copy else Cause.KERNEL  # it has its engine
+            yield _cause_of(goal)  # it has its engine, or it waits for other ranks
 
     def _upcoming(self, stream: int, now: int, ticket: int | None) -> list[Span]:
         """The tasks of a stream from the first that has not ended to the next work or `ticket`."""
@@ -111,7 +112,7 @@ class Idleness:
         work = self._work.get(stream, [])
         running = bisect.bisect_right(self._work_ends.get(stream, []), now)
         if running < len(work) and work[running].begin_ns <= now:
-            yield Cause.TRANSFER if work[running].kind.is_copy else Cause.KERNEL
+            yield _cause_of(work[running])
         else:
             yield from self._causes(stream, now, ticket)
 
@@ -122,6 +123,12 @@ class Idleness:
             yield from self._causes_of((sync.stream, sync.ticket), now)
         else:
             yield Cause.HOST
+
+
+def _cause_of(work: Span) -> Cause:
+    if work.kind is Kind.COLLECTIVE:
+        return Cause.COLLECTIVE
+    return Cause.TRANSFER if work.kind.is_copy else Cause.KERNEL
 
 
 def _by_stream(tasks: Iterable[Span]) -> dict[int, list[Span]]:

@@ -12,7 +12,7 @@ from ascend_sim.errors import ConfigError
 # The one that serves every published figure.
 PUBLISHED = Path(__file__).with_name("profile.toml")
 
-_LATENCIES = {"launch_us", "kernel_us", "copy_latency_us"}
+_LATENCIES = {"launch_us", "kernel_us", "copy_latency_us", "link_latency_us"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,8 @@ class Profile:
         h2d_gbps: Bandwidth from host to device in 1e9 bytes per second.
         d2h_gbps: The same from device to host.
         d2d_gbps: The same within and between devices.
+        link_latency_us: Microseconds that each step of a collective takes beside its bytes.
+        link_gbps: Bandwidth from a rank to its neighbour in 1e9 bytes per second.
     """
 
     launch_us: float
@@ -40,6 +42,8 @@ class Profile:
     h2d_gbps: float
     d2h_gbps: float
     d2d_gbps: float
+    link_latency_us: float
+    link_gbps: float
 
     def __post_init__(self) -> None:
         """Check every figure.

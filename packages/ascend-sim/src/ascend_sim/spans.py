@@ -20,6 +20,8 @@ class Kind(enum.Enum):
     """A stream that waits for an event. Its span is the moment in which it goes on."""
     WAITING = 7
     """No task: the host, in a synchronisation."""
+    COLLECTIVE = 8
+    """Between ranks; sends and receives too. It begins when the last rank is ready."""
 
     @property
     def is_copy(self) -> bool:
@@ -29,7 +31,7 @@ class Kind(enum.Enum):
     @property
     def is_work(self) -> bool:
         """Whether it takes a modelled time."""
-        return self.is_copy or self is Kind.KERNEL
+        return self.is_copy or self in (Kind.KERNEL, Kind.COLLECTIVE)
 
 
 Point = tuple[int, int]

@@ -15,6 +15,7 @@ MODEL = (
 )
 
 _ONLY_TRANSFERS = frozenset({Cause.TRANSFER})
+_ONLY_COLLECTIVES = frozenset({Cause.COLLECTIVE})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,9 @@ class StreamReport:
         stream: Its number.
         kernel_us: In which it ran kernels.
         copy_us: In which it copied.
+        collective_us: In which it took part in collectives, all ranks being there.
         transfer_idle_us: In which it was idle, with work to come, only because of copies.
+        collective_idle_us: The same, only because of collectives or of ranks that were late to one.
         other_idle_us: In which it was idle, with work to come, for another reason too.
     """
 
@@ -34,13 +37,15 @@ class StreamReport:
     stream: int
     kernel_us: float
     copy_us: float
+    collective_us: float
     transfer_idle_us: float
+    collective_idle_us: float
     other_idle_us: float
 
     @property
     def busy_us(self) -> float:
-        """In which it ran kernels or copied."""
-        return self.kernel_us + self.copy_us
+        """In which it ran kernels, copied or took part in collectives."""
+        return self.kernel_us + self.copy_us + self.collective_us
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,15 +72,37 @@ class Report:
         compute = self.streams[:1]
         return sum(stream.transfer_idle_us + stream.copy_us for stream in compute)
 
+    @property
+    def exposed_collective_us(self) -> float:
+        """The same, only because of collectives and of ranks that were late to one."""
+        compute = self.streams[:1]
+        return sum(stream.collective_idle_us + stream.collective_us for stream in compute)
+
+    def _columns(self) -> dict[str, list[str]]:
+        """The table; what collectives take, only where there are any."""
+        columns = {
+            "stream": [
+                f"{'compute' if i == 0 else 'side'} {s.stream} (npu:{s.device})"
+                for i, s in enumerate(self.streams)
+            ],
+            "kernels": [_us(s.kernel_us) for s in self.streams],
+            "copies": [_us(s.copy_us) for s in self.streams],
+            "collectives": [_us(s.collective_us) for s in self.streams],
+            "idle: transfer": [_us(s.transfer_idle_us) for s in self.streams],
+            "idle: collective": [_us(s.collective_idle_us) for s in self.streams],
+            "idle: other": [_us(s.other_idle_us) for s in self.streams],
+        }
+        if not self._has_collectives:
+            del columns["collectives"], columns["idle: collective"]
+        return columns
+
+    @property
+    def _has_collectives(self) -> bool:
+        return any(stream.collective_us + stream.collective_idle_us for stream in self.streams)
+
     def __str__(self) -> str:
-        columns = ("stream", "kernels", "copies", "idle: transfer", "idle: other")
-        rows = [
-            (
-                f"{'compute' if i == 0 else 'side'} {s.stream} (npu:{s.device})",
-                *(_us(t) for t in (s.kernel_us, s.copy_us, s.transfer_idle_us, s.other_idle_us)),
-            )
-            for i, s in enumerate(self.streams)
-        ]
+        table = self._columns()
+        columns, rows = tuple(table), list(zip(*table.values(), strict=True))
         widths = [max(len(row[c]) for row in (columns, *rows)) for c in range(len(columns))]
         lines = [
             "  ".join(
@@ -85,10 +112,16 @@ class Report:
             for row in (columns, *rows)
         ]
         totals = [
-            f"makespan {_us(self.makespan_us)}, exposed transfer {_us(self.exposed_transfer_us)}, "
-            f"the host waited {_us(self.host_wait_us)}"
+            f"makespan {_us(self.makespan_us)}",
+            f"exposed transfer {_us(self.exposed_transfer_us)}",
+            *(
+                [f"exposed collectives {_us(self.exposed_collective_us)}"]
+                if self._has_collectives
+                else []
+            ),
+            f"the host waited {_us(self.host_wait_us)}",
         ]
-        return "\n".join([*lines, *totals, MODEL])
+        return "\n".join([*lines, ", ".join(totals), MODEL])
 
 
 class Timeline:
@@ -147,16 +180,21 @@ class Timeline:
 def _report_of(idleness: Idleness, stream: int) -> StreamReport:
     work = idleness.work(stream)
     idle = idleness.idle_ns(stream)
-    exposed = idle.get(_ONLY_TRANSFERS, 0)
+    exposed, collective = idle.get(_ONLY_TRANSFERS, 0), idle.get(_ONLY_COLLECTIVES, 0)
     copies = sum(task.end_ns - task.begin_ns for task in work if task.kind.is_copy)
-    kernels = sum(task.end_ns - task.begin_ns for task in work if not task.kind.is_copy)
+    kernels, collectives = (
+        sum(task.end_ns - task.begin_ns for task in work if task.kind is kind)
+        for kind in (Kind.KERNEL, Kind.COLLECTIVE)
+    )
     return StreamReport(
         device=work[0].device,
         stream=stream,
         kernel_us=kernels / 1000,
         copy_us=copies / 1000,
+        collective_us=collectives / 1000,
         transfer_idle_us=exposed / 1000,
-        other_idle_us=(sum(idle.values()) - exposed) / 1000,
+        collective_idle_us=collective / 1000,
+        other_idle_us=(sum(idle.values()) - exposed - collective) / 1000,
     )
 
 

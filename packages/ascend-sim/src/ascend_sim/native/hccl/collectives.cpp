@@ -1,18 +1,57 @@
 // The collectives, and sends. torch_npu makes contiguous tensors, copies lists of tensors into flat
 // ones and back, and calls these with counts in elements.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "../runtime/common.h"
+#include "../runtime/model.h"
 #include "communicator.h"
 #include "reduce.h"
 
 namespace ascendsim::hccl {
 namespace {
 
-using Parts = Communicator::Parts;
+// [Note: how long collectives take]
+//
+// With n ranks, a link that takes `latency` for a step and `bandwidth` for bytes, and a tensor of B
+// bytes (of a gather, the gathered one; of a scatter, the one that is scattered):
+//
+//   all_reduce                           2 (n-1) latency + 2 (n-1)/n B / bandwidth
+//   reduce_scatter, all_gather, scatter    (n-1) latency +   (n-1)/n B / bandwidth
+//   all_to_all                             (n-1) latency +   what a rank sends to others, or gets
+//                                                            of them if that is more / bandwidth
+//   broadcast, reduce                      (n-1) latency +           B / bandwidth
+//   a send                                       latency +           B / bandwidth
+//
+// The first two are those of a ring. Its steps: P. Patarasuk, X. Yuan, "Bandwidth optimal
+// all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69 (2009). The
+// model of latency and bandwidth, the ring of all_gather, and all_to_all by pairs: R. Thakur,
+// R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int.
+// J. High Perform. Comput. Appl. 19 (2005). A broadcast is handed along the ring in many small
+// parts. Parts of unequal sizes take as long as the largest. One rank alone takes no time. A model,
+// and not an NPU's timing: which algorithm HCCL takes depends on sizes and on the network.
+uint64_t Ring(const Communicator& communicator, uint64_t rounds, uint64_t largest) {
+  const uint64_t steps = rounds * (communicator.size() - 1);
+  return LinkNanoseconds(steps, static_cast<double>(steps) * static_cast<double>(largest));
+}
+
+// Of B bytes in n parts, which need not be whole ones.
+uint64_t RingOf(const Communicator& communicator, uint64_t rounds, uint64_t bytes) {
+  const uint64_t steps = rounds * (communicator.size() - 1);
+  const double part = static_cast<double>(bytes) / communicator.size();
+  return LinkNanoseconds(steps, static_cast<double>(steps) * part);
+}
+
+uint64_t Pipeline(const Communicator& communicator, uint64_t bytes) {
+  const uint64_t steps = communicator.size() - 1;
+  return LinkNanoseconds(steps, steps > 0 ? static_cast<double>(bytes) : 0);
+}
+
+Access Reads(const void* from, uint64_t bytes) { return Access::Of(from, bytes, false); }
+Access Writes(const void* to, uint64_t bytes) { return Access::Of(to, bytes, true); }
 
 // What every function checks first.
 struct Checked {
@@ -66,6 +105,31 @@ struct Split {
   explicit Split(uint32_t ranks) : bytes(ranks), offsets(ranks) {}
 };
 
+// What a rank sends to others, or gets of them if that is more.
+uint64_t PairsOf(const Communicator& communicator, const Split& sent, const Split& received) {
+  uint64_t out = 0, in = 0;
+  for (uint32_t i = 0; i < communicator.size(); ++i) {
+    if (i == communicator.rank()) continue;
+    out += sent.bytes[i];
+    in += received.bytes[i];
+  }
+  return LinkNanoseconds(communicator.size() - 1, static_cast<double>(std::max(out, in)));
+}
+
+void Add(std::vector<Access>& accesses, const void* of, const Split& split, bool writes) {
+  for (uint32_t i = 0; i < split.bytes.size(); ++i) {
+    accesses.push_back(
+        Access::Of(static_cast<const char*>(of) + split.offsets[i], split.bytes[i], writes));
+  }
+}
+
+// What a rank sends is what others count on.
+void CheckLength(uint32_t rank, uint64_t sent, uint64_t expected) {
+  if (sent == expected) return;
+  throw Failure(kRemote, "rank " + std::to_string(rank) + " sends " + std::to_string(sent) +
+                             " bytes, and " + std::to_string(expected) + " are expected");
+}
+
 // A part of all-to-all is the lengths of its pieces, and the pieces, by the rank they are for.
 int AllToAll(Communicator& communicator, const Call& call, const void* from, const Split& sent,
              const void* to, const Split& received, void* stream) {
@@ -80,17 +144,18 @@ int AllToAll(Communicator& communicator, const Call& call, const void* from, con
   auto use = [=](const Parts& parts) {
     for (uint32_t i = 0; i < lengths->size(); ++i) {
       const auto* theirs = reinterpret_cast<const uint64_t*>(parts[i].data());
-      if (theirs[self] != received.bytes[i]) {
-        throw Failure(kRemote, "rank " + std::to_string(i) + " sends " +
-                                   std::to_string(theirs[self]) + " bytes, and " +
-                                   std::to_string(received.bytes[i]) + " are expected");
-      }
+      CheckLength(i, theirs[self], received.bytes[i]);
       const char* piece = parts[i].data() + ranks * sizeof(uint64_t);
       for (uint32_t before = 0; before < self; ++before) piece += theirs[before];
       Copy(result + received.offsets[i], piece, received.bytes[i]);
     }
   };
-  return communicator.Exchange(call, std::move(pieces), std::move(use), stream);
+  std::vector<Access> accesses;
+  Add(accesses, from, sent, false);
+  Add(accesses, to, received, true);
+  return communicator.Exchange({call, std::move(pieces), std::move(use), std::move(accesses),
+                                PairsOf(communicator, sent, received)},
+                               stream);
 }
 
 // HcclSendRecvItem.
@@ -102,8 +167,8 @@ struct Item {
   uint32_t peer;
 };
 
-int Transfer(const char* name, const std::vector<Item>& items, void* handle, void* stream) {
-  std::vector<Communicator::Transfer> transfers;
+int Begin(const char* name, const std::vector<Item>& items, void* handle, void* stream) {
+  std::vector<hccl::Transfer> transfers;
   std::shared_ptr<Communicator> communicator;
   for (const auto& [kind, buffer, count, type, peer] : items) {
     const Checked checked = Check(name, handle, type);
@@ -130,7 +195,11 @@ ASCENDSIM_API int HcclAllReduce(void* from, void* to, uint64_t count, int type, 
   if (code) return code;
   const Call call = {"all_reduce", DataType{type}, count, Reduction{reduction}};
   auto use = [=](const Parts& parts) { ReduceParts(to, parts, 0, call); };
-  return communicator->Exchange(call, {{from, count * size}}, use, stream);
+  const uint64_t bytes = count * size;
+  return communicator->Exchange({call, {{from, bytes}}, use,
+                                 {Reads(from, bytes), Writes(to, bytes)},
+                                 RingOf(*communicator, 2, bytes)},
+                                stream);
 }
 
 ASCENDSIM_API int HcclReduce(void* from, void* to, uint64_t count, int type, int reduction,
@@ -143,7 +212,11 @@ ASCENDSIM_API int HcclReduce(void* from, void* to, uint64_t count, int type, int
   auto use = [=](const Parts& parts) {
     if (gets) ReduceParts(to, parts, 0, call);
   };
-  return communicator->Exchange(call, {{from, count * size}}, use, stream);
+  const uint64_t bytes = count * size;
+  return communicator->Exchange({call, {{from, bytes}}, use,
+                                 {Reads(from, bytes), Writes(to, gets ? bytes : 0)},
+                                 Pipeline(*communicator, bytes)},
+                                stream);
 }
 
 ASCENDSIM_API int HcclReduceScatter(void* from, void* to, uint64_t count, int type, int reduction,
@@ -154,7 +227,10 @@ ASCENDSIM_API int HcclReduceScatter(void* from, void* to, uint64_t count, int ty
   const uint64_t first = count * communicator->rank();
   auto use = [=](const Parts& parts) { ReduceParts(to, parts, first, call); };
   const uint64_t bytes = count * size * communicator->size();
-  return communicator->Exchange(call, {{from, bytes}}, use, stream);
+  return communicator->Exchange({call, {{from, bytes}}, use,
+                                 {Reads(from, bytes), Writes(to, count * size)},
+                                 Ring(*communicator, 1, count * size)},
+                                stream);
 }
 
 // From one to all, and from all to all. The root of a broadcast and of a scatter alone sends.
@@ -168,7 +244,10 @@ ASCENDSIM_API int HcclBroadcast(void* buffer, uint64_t count, int type, uint32_t
   auto use = [=](const Parts& parts) {
     if (!sends) Copy(buffer, parts[root].data(), bytes);
   };
-  return communicator->Exchange(call, {{buffer, sends ? bytes : 0}}, use, stream);
+  return communicator->Exchange({call, {{buffer, sends ? bytes : 0}}, use,
+                                 {Access::Of(buffer, bytes, !sends)},
+                                 Pipeline(*communicator, bytes)},
+                                stream);
 }
 
 ASCENDSIM_API int HcclScatter(void* from, void* to, uint64_t count, int type, uint32_t root,
@@ -180,7 +259,10 @@ ASCENDSIM_API int HcclScatter(void* from, void* to, uint64_t count, int type, ui
   const uint32_t self = communicator->rank();
   auto use = [=](const Parts& parts) { Copy(to, parts[root].data() + self * bytes, bytes); };
   const uint64_t sent = self == root ? bytes * communicator->size() : 0;
-  return communicator->Exchange(call, {{from, sent}}, use, stream);
+  return communicator->Exchange({call, {{from, sent}}, use,
+                                 {Reads(from, sent), Writes(to, bytes)},
+                                 Ring(*communicator, 1, bytes)},
+                                stream);
 }
 
 ASCENDSIM_API int HcclAllGather(void* from, void* to, uint64_t count, int type, void* handle,
@@ -196,7 +278,11 @@ ASCENDSIM_API int HcclAllGather(void* from, void* to, uint64_t count, int type, 
       next += bytes;
     }
   };
-  return communicator->Exchange(call, {{from, bytes}}, use, stream);
+  const uint64_t gathered = bytes * communicator->size();
+  return communicator->Exchange({call, {{from, bytes}}, use,
+                                 {Reads(from, bytes), Writes(to, gathered)},
+                                 Ring(*communicator, 1, bytes)},
+                                stream);
 }
 
 ASCENDSIM_API int HcclAlltoAll(const void* from, uint64_t count, int type, const void* to, uint64_t,
@@ -224,16 +310,16 @@ ASCENDSIM_API int HcclAlltoAllV(const void* from, const void* counts, const void
 // Sends and receives. Between two ranks they match in order; there are no tags.
 ASCENDSIM_API int HcclSend(void* buffer, uint64_t count, int type, uint32_t peer, void* handle,
                            void* stream) {
-  return Transfer("send", {{0, buffer, count, type, peer}}, handle, stream);
+  return Begin("send", {{0, buffer, count, type, peer}}, handle, stream);
 }
 
 ASCENDSIM_API int HcclRecv(void* buffer, uint64_t count, int type, uint32_t peer, void* handle,
                            void* stream) {
-  return Transfer("recv", {{1, buffer, count, type, peer}}, handle, stream);
+  return Begin("recv", {{1, buffer, count, type, peer}}, handle, stream);
 }
 
 // batch_isend_irecv: all begin together, so that in a ring nobody waits for anybody.
 ASCENDSIM_API int HcclBatchSendRecv(const void* items, uint32_t count, void* handle, void* stream) {
   const auto* first = static_cast<const Item*>(items);
-  return Transfer("batch_isend_irecv", {first, first + count}, handle, stream);
+  return Begin("batch_isend_irecv", {first, first + count}, handle, stream);
 }

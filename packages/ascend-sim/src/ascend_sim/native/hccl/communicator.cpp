@@ -37,6 +37,13 @@ void* Communicator::Keep(std::shared_ptr<Communicator> communicator) {
   return handle;
 }
 
+void Communicator::Promise(uint64_t until_ns) {
+  const std::lock_guard lock(Registry::Get().mutex);
+  for (const auto& [handle, communicator] : Registry::Get().all) {
+    communicator->group_->Promise(until_ns);
+  }
+}
+
 void Communicator::Forget(void* handle) {
   const auto last = Find(handle);  // ends after the lock
   const std::lock_guard lock(Registry::Get().mutex);
@@ -44,7 +51,7 @@ void Communicator::Forget(void* handle) {
 }
 
 void Communicator::Name(const std::string& what, uint64_t number,
-                        const std::function<void()>& body) {
+                        const std::function<void()>& body) const {
   try {
     body();
   } catch (const Failure& failure) {
@@ -63,35 +70,37 @@ int Communicator::Begin(const char* name, void* handle) {
   return Fail(kRemote, "this group has failed before, with " + broken_);
 }
 
-int Communicator::Submit(Work work, void* handle) {
+int Communicator::Submit(const char* name, std::shared_ptr<Operation> operation, void* handle) {
   const auto stream = Scheduler::Get().FindStream(handle);
-  auto run = [self = shared_from_this(), device = stream->device, body = std::move(work.body)] {
-    self->Guard(device, body);
+  auto run = [self = shared_from_this(), device = stream->device, operation] {
+    self->Guard(device, *operation);
   };
-  const Point point = Scheduler::Get().Submit(stream, {.name = work.name,
+  const Point point = Scheduler::Get().Submit(stream, {.name = name,
                                                        .run = std::move(run),
                                                        .after = {},
-                                                       .flops = 0,
-                                                       .bytes = work.bytes});
+                                                       .bytes = operation->Bytes(),
+                                                       .kind = ASCENDSIM_KIND_COLLECTIVE,
+                                                       .accesses = operation->Accesses(),
+                                                       .meeting = operation});
   // Workers run everything soon, and `eager` has done so.
   if (Settings().schedule != ASCENDSIM_THREAD && !Scheduler::Get().Reached(point)) {
-    RunOnDemand(point, [self = shared_from_this(), wanted = std::move(work.wanted)] {
-      return wanted();
-    });
+    RunOnDemand(point, [operation] { return operation->Wanted(); });
   }
   return kSuccess;
 }
 
+bool Communicator::Broken() const {
+  const std::lock_guard lock(mutex_);
+  return !broken_.empty();
+}
+
 // A failure surfaces as a kernel's does, at the next synchronisation or the next operator; a
-// collective is one. After it the ranks do not agree any more on what comes next: of what was submitted before,
-// nothing runs, and nothing more is accepted.
-void Communicator::Guard(int device, const std::function<void()>& body) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!broken_.empty()) return;
-  }
+// collective is one. After it the ranks do not agree any more on what comes next: of what was
+// submitted before, nothing runs, and nothing more is accepted.
+void Communicator::Guard(int device, Operation& operation) {
+  if (Broken()) return;
   try {
-    body();
+    operation.Run();
   } catch (const Failure& failure) {
     {
       const std::lock_guard lock(mutex_);
@@ -101,61 +110,19 @@ void Communicator::Guard(int device, const std::function<void()>& body) {
   }
 }
 
-int Communicator::Exchange(const Call& call, std::vector<Piece> pieces, Use use, void* stream) {
-  if (const int code = Begin(call.name, stream)) return code;
+int Communicator::Exchange(Exchanged exchanged, void* stream) {
+  const char* name = exchanged.call.name;
+  if (const int code = Begin(name, stream)) return code;
   uint64_t number;
   {
     const std::lock_guard lock(mutex_);
     number = collectives_++;
   }
-  uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  auto body = [this, call, number, pieces = std::move(pieces), use = std::move(use)] {
-    Name(call.Text(), number, [&] { RunExchange(call, number, pieces, use); });
-  };
-  auto wanted = [this, number] {
-    bool any = false;
-    for (uint32_t i = 0; i < size(); ++i) any |= group_->Posted({i, Group::kAll, number});
-    return any;
-  };
-  return Submit({call.name, bytes, std::move(body), std::move(wanted)}, stream);
+  auto operation = std::make_shared<Collective>(shared_from_this(), std::move(exchanged), number);
+  return Submit(name, std::move(operation), stream);
 }
 
-void Communicator::RunExchange(const Call& call, uint64_t number, const std::vector<Piece>& pieces,
-                               const Use& use) {
-  const auto message = [number](uint32_t from) {
-    return Group::Message{from, Group::kAll, number};
-  };
-  group_->Post(message(rank()), call, pieces);
-  const auto missing = [&] {
-    std::vector<uint32_t> ranks;
-    for (uint32_t i = 0; i < size(); ++i) {
-      if (!group_->Posted(message(i))) ranks.push_back(i);
-    }
-    return ranks;
-  };
-  group_->Await(missing, "call it");
-  Parts parts;
-  for (uint32_t i = 0; i < size(); ++i) {
-    const std::string theirs = group_->CallOf(message(i));
-    if (theirs != call.Text()) {
-      throw Failure(kRemote, group_->Describe(i) + " calls " + theirs +
-                                 "\n  instead  let all ranks do the same in the same order");
-    }
-    parts.push_back(group_->Open(message(i)));
-  }
-  use(parts);
-  parts.clear();
-  for (uint32_t i = 0; i < size(); ++i) group_->Release(message(i));
-}
-
-std::string Communicator::Numbered::Text() const {
-  const std::string what = std::to_string(transfer.count) + " " + hccl::NameOf(transfer.type);
-  return transfer.receives ? "recv of " + what + " from rank " + std::to_string(transfer.peer)
-                           : "send of " + what + " to rank " + std::to_string(transfer.peer);
-}
-
-std::vector<Communicator::Numbered> Communicator::Number(const std::vector<Transfer>& transfers) {
+std::vector<Numbered> Communicator::Number(const std::vector<Transfer>& transfers) {
   const std::lock_guard lock(mutex_);
   sent_.resize(size());
   received_.resize(size());
@@ -170,68 +137,7 @@ std::vector<Communicator::Numbered> Communicator::Number(const std::vector<Trans
 
 int Communicator::Batch(const char* name, const std::vector<Transfer>& transfers, void* stream) {
   if (const int code = Begin(name, stream)) return code;
-  uint64_t bytes = 0;
-  for (const Transfer& transfer : transfers) bytes += transfer.count * SizeOf(transfer.type);
-  const auto numbered = Number(transfers);
-  auto wanted = [this, numbered] {
-    return std::any_of(numbered.begin(), numbered.end(),
-                       [this](const Numbered& transfer) { return Wanted(transfer); });
-  };
-  auto body = [this, numbered] { RunBatch(numbered); };
-  return Submit({name, bytes, std::move(body), std::move(wanted)}, stream);
-}
-
-// A send is wanted by who receives, and a receive by a sender that may not go on before it.
-bool Communicator::Wanted(const Numbered& transfer) const {
-  return transfer.transfer.receives ? group_->Insisted(transfer.message)
-                                    : group_->Asked(transfer.message);
-}
-
-void Communicator::RunBatch(const std::vector<Numbered>& transfers) {
-  const auto each = [&](bool receives, void (Communicator::*act)(const Numbered&)) {
-    for (const Numbered& t : transfers) {
-      if (t.transfer.receives != receives) continue;
-      Name(t.Text(), t.message.number, [&] { (this->*act)(t); });
-    }
-  };
-  each(false, &Communicator::Send);
-  each(true, &Communicator::Receive);
-  if (Settings().blocking_sends) each(false, &Communicator::AwaitReceipt);
-}
-
-void Communicator::Send(const Numbered& send) {
-  const auto& [receives, buffer, count, type, peer] = send.transfer;
-  const Call call = {.name = "send", .type = type, .count = count};
-  group_->Post(send.message, call, {{buffer, count * SizeOf(type)}});
-  if (Settings().blocking_sends) group_->Insist(send.message);
-}
-
-void Communicator::AwaitReceipt(const Numbered& send) {
-  const auto missing = [&] {
-    std::vector<uint32_t> ranks;
-    if (!group_->Read(send.message)) ranks.push_back(send.transfer.peer);
-    return ranks;
-  };
-  group_->Await(missing, "receive it (blocking_sends is on)");
-}
-
-void Communicator::Receive(const Numbered& receive) {
-  const auto& [receives, buffer, count, type, peer] = receive.transfer;
-  group_->Ask(receive.message);
-  const auto missing = [&] {
-    std::vector<uint32_t> ranks;
-    if (!group_->Posted(receive.message)) ranks.push_back(receive.transfer.peer);
-    return ranks;
-  };
-  group_->Await(missing, "send it");
-  {
-    const View view = group_->Open(receive.message);
-    if (view.bytes() != count * SizeOf(type)) {
-      throw Failure(kRemote, group_->Describe(peer) + " calls " + group_->CallOf(receive.message));
-    }
-    if (view.bytes() > 0) std::memcpy(buffer, view.data(), view.bytes());
-  }
-  group_->Release(receive.message);
+  return Submit(name, std::make_shared<Transfers>(shared_from_this(), Number(transfers)), stream);
 }
 
 }  // namespace ascendsim::hccl

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "group.h"
+#include "operations.h"
 
 namespace ascendsim::hccl {
 
@@ -21,63 +22,36 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Finds the communicator behind a handle, or null.
   static std::shared_ptr<Communicator> Find(void* handle);
   static void* Keep(std::shared_ptr<Communicator> communicator);
+  // In all groups: on the modelled clock, this process posts nothing until then.
+  static void Promise(uint64_t until_ns);
   // Its pending operations stay able to run.
   static void Forget(void* handle);
 
   const std::string& name() const { return name_; }
   uint32_t size() const { return group_->size(); }
   uint32_t rank() const { return group_->rank(); }
+  Group& group() const { return *group_; }
 
-  // A collective. Each rank posts its `pieces`, and when all have, `use` gets what each has sent,
-  // by rank: so every collective is a barrier too. Pieces are read when the task runs.
-  using Parts = std::vector<View>;
-  using Use = std::function<void(const Parts& parts)>;
-  int Exchange(const Call& call, std::vector<Piece> pieces, Use use, void* stream);
-
+  // Counts a collective, and submits it.
+  int Exchange(Exchanged exchanged, void* stream);
   // Sends and receives that begin together, as one task.
-  struct Transfer {
-    bool receives;
-    void* buffer;
-    uint64_t count;
-    DataType type;
-    uint32_t peer;
-  };
   int Batch(const char* name, const std::vector<Transfer>& transfers, void* stream);
 
+  // Runs `body`; a failure gets to say of which operation it is.
+  void Name(const std::string& what, uint64_t number, const std::function<void()>& body) const;
+  bool Broken() const;
+
  private:
-  struct Numbered {
-    Transfer transfer;
-    Group::Message message;
-
-    std::string Text() const;
-  };
-
   std::vector<Numbered> Number(const std::vector<Transfer>& transfers);
-  void RunExchange(const Call& call, uint64_t number, const std::vector<Piece>& pieces,
-                   const Use& use);
-  void RunBatch(const std::vector<Numbered>& transfers);
-  void Send(const Numbered& send);
-  void AwaitReceipt(const Numbered& send);
-  void Receive(const Numbered& receive);
-  bool Wanted(const Numbered& transfer) const;
-
-  struct Work {
-    const char* name;  // a literal
-    uint64_t bytes;
-    std::function<void()> body;    // may throw Failure
-    std::function<bool()> wanted;  // a peer waits for it
-  };
   // Fails where something has failed before; the operation is not counted then.
   int Begin(const char* name, void* stream);
   // Submits a task, and lets it run when a peer waits for it.
-  int Submit(Work work, void* stream);
-  void Guard(int device, const std::function<void()>& body);
-  // Runs `body`; a failure gets to say of which operation it is.
-  void Name(const std::string& what, uint64_t number, const std::function<void()>& body);
+  int Submit(const char* name, std::shared_ptr<Operation> operation, void* stream);
+  void Guard(int device, Operation& operation);
 
   const std::string name_;  // as torch_npu prints it
   const std::unique_ptr<Group> group_;
-  std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // of what follows
   uint64_t collectives_ = 0;
   std::vector<uint64_t> sent_, received_;  // by peer
   std::string broken_;  // why an operation failed

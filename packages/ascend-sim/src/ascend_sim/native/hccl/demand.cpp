@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "../runtime/common.h"
+
 namespace ascendsim::hccl {
 namespace {
 
@@ -16,6 +18,9 @@ using namespace std::chrono_literals;
 constexpr auto kEvery = 2ms;
 constexpr auto kQuiet = 50ms;   // nothing has happened in this process for so long,
 constexpr auto kAtLatest = 1s;  // or a peer has waited for so long
+// In schedule `timed` the clock passes the host's when a task is served: only where the host waits
+// elsewhere, and not where it is slow.
+constexpr auto kQuietTimed = 2s;
 
 struct Pending {
   Point point;
@@ -74,7 +79,7 @@ class Demand {
   }
 
   void Run(const Point& point) {
-    Scheduler::Get().Await(point);
+    Scheduler::Get().Serve(point);
     const Lock lock(mutex_);
     activity_.Forget();
   }
@@ -84,13 +89,15 @@ class Demand {
     Lock lock(mutex_);
     added_.wait(lock, [this] { return !pending_.empty(); });
     pending_.remove_if([](const Pending& p) { return Scheduler::Get().Reached(p.point); });
+    const bool timed = Settings().schedule == ASCENDSIM_TIMED;
     const auto quiet_since = activity_.QuietSince(), now = Clock::now();
     for (auto pending = pending_.begin(); pending != pending_.end(); ++pending) {
       if (!pending->wanted()) continue;
       if (!pending->since) pending->since = now;
       const auto waited = now - *pending->since;
-      const bool quiet = waited > kQuiet && now - quiet_since > kQuiet;
-      if (!quiet && waited <= kAtLatest) continue;
+      const Clock::duration enough = timed ? Clock::duration(kQuietTimed) : kQuiet;
+      const bool quiet = waited > enough && now - quiet_since > enough;
+      if (!quiet && (timed || waited <= kAtLatest)) continue;
       const Point point = pending->point;
       pending_.erase(pending);
       return point;

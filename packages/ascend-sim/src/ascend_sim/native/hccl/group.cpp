@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <sstream>
@@ -27,6 +26,8 @@ constexpr size_t kText = 128;
 constexpr uint64_t kSlots = 64;
 // How long a rank sleeps before it looks whether the others live.
 constexpr std::chrono::milliseconds kPatience{20};
+// Where it waits for something in another group too.
+constexpr std::chrono::milliseconds kMoment{1};
 
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -56,6 +57,7 @@ struct Group::Slot {
   std::atomic<uint64_t> posted;   // one more than the message's number; 0: there was none yet
   std::atomic<uint32_t> readers;  // who have not read it
   uint64_t offset, bytes;
+  Timing timing;
   std::array<char, kText> call;
 };
 
@@ -66,6 +68,7 @@ struct Group::Channel {
 
 struct Group::Member {
   std::atomic<uint32_t> claimed, joined, opened, left;
+  std::atomic<uint64_t> promise;
   Process process;
   int arena;  // its descriptor in that process
 };
@@ -197,7 +200,8 @@ void Group::AwaitRoom(const Message& message) {
   Await(missing, "receive what was sent before");
 }
 
-void Group::Post(const Message& message, const Call& call, const std::vector<Piece>& pieces) {
+void Group::Post(const Message& message, const Call& call, const std::vector<Piece>& pieces,
+                 const Timing& timing) {
   AwaitRoom(message);
   uint64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.bytes;
@@ -210,6 +214,7 @@ void Group::Post(const Message& message, const Call& call, const std::vector<Pie
   Slot& slot = SlotOf(message);
   slot.offset = offset;
   slot.bytes = bytes;
+  slot.timing = timing;
   slot.call[call.Text().copy(slot.call.data(), kText - 1)] = '\0';
   slot.readers = message.to == kAll ? size_ : 1;
   slot.posted = message.number + 1;
@@ -232,6 +237,8 @@ View Group::Open(const Message& message) const {
 }
 
 std::string Group::CallOf(const Message& message) const { return SlotOf(message).call.data(); }
+
+Timing Group::TimingOf(const Message& message) const { return SlotOf(message).timing; }
 
 void Group::Release(const Message& message) {
   Slot& slot = SlotOf(message);
@@ -284,31 +291,56 @@ std::string Group::Overdue(const std::vector<uint32_t>& ranks, const char* act) 
          "long a rank waits";
 }
 
-// Sleeps until something changes, and looks now and then whether the others live: what they did
-// last may have been their part.
+// Sleeps until something changes, and looks now and then whether the others live.
 void Group::Await(const Missing& missing, const char* act) {
   const auto now = [] { return std::chrono::steady_clock::now(); };
-  const auto deadline = now() + std::chrono::duration<double>(Settings().collective_timeout_s);
+  const auto deadline = Deadline();
   for (auto look = now() + kPatience; true;) {
     const uint32_t seen = board_->changes;
     if (missing().empty()) return;
-    const timespec patience = {0, std::chrono::nanoseconds(kPatience).count()};
-    syscall(SYS_futex, &board_->changes, FUTEX_WAIT, seen, &patience, nullptr, 0);
+    Sleep(seen, kPatience);
     if (now() < look) continue;
     look = now() + kPatience;
-    const auto before = missing();
-    std::vector<uint32_t> gone;
-    std::copy_if(before.begin(), before.end(), std::back_inserter(gone),
-                 [this](uint32_t rank) { return Gone(rank); });
-    const auto still = missing();
-    if (still.empty()) return;
-    const auto lost = std::find_first_of(gone.begin(), gone.end(), still.begin(), still.end());
-    if (lost != gone.end()) {
-      const bool left = MemberOf(*lost).left;
-      throw Failure(kRemote, Describe(*lost) + (left ? " has left the group" : " has ended"));
-    }
-    if (now() > deadline) throw Failure(kTimeout, Overdue(still, act));
+    Check(missing, act, deadline);
   }
+}
+
+Group::Moment Group::Deadline() {
+  const std::chrono::duration<double> seconds(Settings().collective_timeout_s);
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<Moment::duration>(seconds);
+}
+
+// What those did last that have ended may have been their part: so it looks twice.
+void Group::Check(const Missing& missing, const char* act, Moment deadline) const {
+  const auto before = missing();
+  std::vector<uint32_t> gone;
+  std::copy_if(before.begin(), before.end(), std::back_inserter(gone),
+               [this](uint32_t rank) { return Gone(rank); });
+  const auto still = missing();
+  if (still.empty()) return;
+  const auto lost = std::find_first_of(gone.begin(), gone.end(), still.begin(), still.end());
+  if (lost != gone.end()) {
+    const bool left = MemberOf(*lost).left;
+    throw Failure(kRemote, Describe(*lost) + (left ? " has left the group" : " has ended"));
+  }
+  if (std::chrono::steady_clock::now() > deadline) throw Failure(kTimeout, Overdue(still, act));
+}
+
+void Group::Promise(uint64_t until_ns) {
+  if (MemberOf(rank_).promise >= until_ns) return;
+  RaiseTo(MemberOf(rank_).promise, until_ns);
+  Changed();
+}
+
+uint64_t Group::PromiseOf(uint32_t rank) const { return MemberOf(rank).promise; }
+
+uint32_t Group::Changes() const { return board_->changes; }
+
+void Group::Sleep(uint32_t seen) const { Sleep(seen, kMoment); }
+
+void Group::Sleep(uint32_t seen, std::chrono::nanoseconds longest) const {
+  const timespec patience = {0, longest.count()};
+  syscall(SYS_futex, &board_->changes, FUTEX_WAIT, seen, &patience, nullptr, 0);
 }
 
 void Group::Changed() {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -59,6 +60,11 @@ struct Piece {
   uint64_t bytes;
 };
 
+// On the modelled clock of the rank that posts: when it was ready, and how long its part takes.
+struct Timing {
+  uint64_t ready_ns = 0, takes_ns = 0;
+};
+
 class Group {
  public:
   // Joins the group of `size` ranks whose board is `file` of `owner`, and waits for the others.
@@ -80,12 +86,14 @@ class Group {
   };
 
   // Writes a message and lets its readers know. Waits while the channel is full.
-  void Post(const Message& message, const Call& call, const std::vector<Piece>& pieces);
+  void Post(const Message& message, const Call& call, const std::vector<Piece>& pieces,
+            const Timing& timing);
   bool Posted(const Message& message) const;
   bool Read(const Message& message) const;  // by all of its readers
   // Of a message that was posted. Each reader calls Release once, after its view was dropped.
   View Open(const Message& message) const;
   std::string CallOf(const Message& message) const;
+  Timing TimingOf(const Message& message) const;
   void Release(const Message& message);
 
   // A receiver asks for a message, or a sender insists that one be read: what lies pending in the
@@ -99,6 +107,17 @@ class Group {
   // after the time-out of the settings: they "did not `act` within" it.
   using Missing = std::function<std::vector<uint32_t>()>;
   void Await(const Missing& missing, const char* act);
+  // Throws it.
+  using Moment = std::chrono::steady_clock::time_point;
+  static Moment Deadline();
+  void Check(const Missing& missing, const char* act, Moment deadline) const;
+
+  // On the modelled clock: until then, this rank posts nothing.
+  void Promise(uint64_t until_ns);
+  uint64_t PromiseOf(uint32_t rank) const;
+  // What has changed is counted. Sleeps for a moment, unless more has changed than `seen`.
+  uint32_t Changes() const;
+  void Sleep(uint32_t seen) const;
 
   std::string Describe(uint32_t rank) const;
 
@@ -118,6 +137,7 @@ class Group {
   bool Gone(uint32_t rank) const;
   std::string Overdue(const std::vector<uint32_t>& ranks, const char* act) const;
   void Changed();
+  void Sleep(uint32_t seen, std::chrono::nanoseconds longest) const;
 
   uint32_t size_, rank_;
   size_t bytes_ = 0;

@@ -7,7 +7,7 @@
 
 #define ASCENDSIM_API extern "C" __attribute__((visibility("default")))
 
-#define ASCENDSIM_ABI 2u
+#define ASCENDSIM_ABI 3u
 
 // The order in which submitted tasks run.
 enum AscendsimSchedule : int32_t {
@@ -29,6 +29,7 @@ enum AscendsimKind : int32_t {
   ASCENDSIM_KIND_RECORD = 5,
   ASCENDSIM_KIND_WAIT = 6,
   ASCENDSIM_KIND_WAITING = 7,
+  ASCENDSIM_KIND_COLLECTIVE = 8,  // between ranks; sends and receives too
 };
 
 struct AscendsimSettings {
@@ -45,6 +46,8 @@ struct AscendsimSettings {
   double memory_gbps;           // what a kernel reads and writes
   double matmul_tflops_16;      // multiplying numbers of at most 16 bits
   double matmul_tflops_32;      // multiplying wider ones
+  double link_latency_us;       // a step between two ranks
+  double link_gbps;             // from a rank to its neighbour
   uint32_t devices;
   int32_t schedule;        // AscendsimSchedule
   int32_t poison;          // fill fresh and freed memory with a pattern that reads as NaN

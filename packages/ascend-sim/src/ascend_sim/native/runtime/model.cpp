@@ -10,8 +10,8 @@ namespace ascendsim {
 namespace {
 
 // A rate of 0 is one without limit.
-double Over(uint64_t amount, double per_nanosecond) {
-  return per_nanosecond > 0 ? static_cast<double>(amount) / per_nanosecond : 0;
+double Over(double amount, double per_nanosecond) {
+  return per_nanosecond > 0 ? amount / per_nanosecond : 0;
 }
 
 uint64_t Whole(double nanoseconds) { return static_cast<uint64_t>(std::llround(nanoseconds)); }
@@ -33,8 +33,8 @@ uint64_t KernelNanoseconds(const Task& task) {
   constexpr double kFlopsPerNanosecond = 1e3;  // of 1 TFLOP/s
   const bool narrow = task.flop_bytes <= 2;
   const double rate = narrow ? Settings().matmul_tflops_16 : Settings().matmul_tflops_32;
-  const double multiplying = Over(task.flops, rate * kFlopsPerNanosecond);
-  const double moving = Over(task.bytes, Settings().memory_gbps);
+  const double multiplying = Over(static_cast<double>(task.flops), rate * kFlopsPerNanosecond);
+  const double moving = Over(static_cast<double>(task.bytes), Settings().memory_gbps);
   return Whole(Settings().kernel_us * 1e3 + std::max(multiplying, moving));
 }
 
@@ -43,7 +43,7 @@ uint64_t KernelNanoseconds(const Task& task) {
 uint64_t CopyNanoseconds(AscendsimKind kind, uint64_t bytes) {
   const bool crosses = kind == ASCENDSIM_KIND_H2D || kind == ASCENDSIM_KIND_D2H;
   const double latency = crosses ? Settings().copy_latency_us * 1e3 : 0;
-  return Whole(latency + Over(bytes, Bandwidth(kind)));
+  return Whole(latency + Over(static_cast<double>(bytes), Bandwidth(kind)));
 }
 
 uint64_t TaskNanoseconds(const Task& task) {
@@ -57,6 +57,11 @@ uint64_t TaskNanoseconds(const Task& task) {
     default:
       return 0;
   }
+}
+
+uint64_t LinkNanoseconds(uint64_t steps, double bytes) {
+  const double latency = static_cast<double>(steps) * Settings().link_latency_us * 1e3;
+  return Whole(latency + Over(bytes, Settings().link_gbps));
 }
 
 uint64_t LaunchNanoseconds() { return Whole(Settings().launch_us * 1e3); }

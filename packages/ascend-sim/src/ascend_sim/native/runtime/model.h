@@ -16,6 +16,9 @@ uint64_t CopyNanoseconds(AscendsimKind kind, uint64_t bytes);
 // Records, waits and host functions: nothing.
 uint64_t TaskNanoseconds(const Task& task);
 
+// So many steps between ranks, in which a rank sends its neighbour so many bytes, all together.
+uint64_t LinkNanoseconds(uint64_t steps, double bytes);
+
 // What a submission costs the host.
 uint64_t LaunchNanoseconds();
 

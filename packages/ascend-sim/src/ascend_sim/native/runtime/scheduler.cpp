@@ -117,9 +117,9 @@ void Scheduler::Settle(const StreamRef& stream) {
   schedule_->Await(lock, {stream, stream->submitted});
 }
 
-void Scheduler::Await(const Point& goal) {
+void Scheduler::Serve(const Point& goal) {
   Lock lock(mutex_);
-  schedule_->Await(lock, goal);
+  schedule_->Serve(lock, goal);
 }
 
 void Scheduler::AwaitEach(const std::function<bool(const Stream&)>& chosen) {

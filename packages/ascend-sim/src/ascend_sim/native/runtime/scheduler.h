@@ -34,6 +34,25 @@ struct Point {
   bool Reached() const;
 };
 
+// Where processes meet in a task. Schedule `timed` asks it when the task begins and ends, for each
+// process has a clock of its own.
+class Meeting {
+ public:
+  struct Times {
+    uint64_t begin_ns = 0, end_ns = 0;
+  };
+
+  virtual ~Meeting() = default;
+  // This process is ready. Called once, without the scheduler's lock: it may wait.
+  virtual void Arrive(uint64_t ready_ns) = 0;
+  // What follows is of a process that has arrived.
+  virtual bool Complete() const = 0;  // all others have arrived, or there is an error
+  virtual Times When() const = 0;     // exact where it is complete, and else not before that
+  // Waits a moment for the others, without the scheduler's lock. They are told that this process
+  // arrives nowhere before `promise_ns`.
+  virtual void Await(uint64_t promise_ns) = 0;
+};
+
 struct Task {
   const char* name = "";
   std::function<void()> run;  // may be empty
@@ -41,11 +60,13 @@ struct Task {
   uint64_t flops = 0, bytes = 0;
   AscendsimKind kind = ASCENDSIM_KIND_KERNEL;
   uint64_t flop_bytes = 0;            // of a number that is multiplied
-  std::vector<Access> accesses = {};  // a kernel's: where races are traced
-  uint64_t order = 0;                 // its place among the tasks of all streams
+  std::vector<Access> accesses = {};      // where races are traced
+  std::shared_ptr<Meeting> meeting = {};  // kind COLLECTIVE: with other processes
+  uint64_t order = 0;                     // its place among the tasks of all streams
 
   // Schedule `timed` only.
   uint64_t submitted_ns = 0, begin_ns = 0, end_ns = 0;
+  bool arrived = false;  // at the meeting
   bool begun = false;
 };
 
@@ -83,6 +104,8 @@ class Schedule {
   virtual ~Schedule() = default;
   virtual void Submitted(Lock& lock, const StreamRef& stream) = 0;
   virtual void Await(Lock& lock, const Point& goal) = 0;
+  // Reaches `goal` because another process needs it, and not this one's host.
+  virtual void Serve(Lock& lock, const Point& goal) { Await(lock, goal); }
   // The host asked, for the `times`-th time in a row, whether `goal` is reached; it is not.
   virtual void Polled(Lock& lock, const Point& goal, uint64_t times);
   // The time at which the task that runs now ends.
@@ -109,11 +132,12 @@ class Scheduler {
 
   void Await(const StreamRef& stream);
   void Await(const EventRef& event);
-  void Await(const Point& goal);
   void AwaitDevice(int device);
   void AwaitAll();
   // Awaits a stream for the simulator's own sake: no order that the program could rely on.
   void Settle(const StreamRef& stream);
+  // Reaches `goal` for another process: the host does not wait, and learns nothing.
+  void Serve(const Point& goal);
 
   bool Query(const StreamRef& stream);
   bool Query(const EventRef& event);
@@ -132,6 +156,7 @@ class Scheduler {
   void RunNext(Lock& lock, Point goal);
   void RunUntil(Lock& lock, const Point& goal);
   void WaitForChange(Lock& lock) { changed_.wait(lock); }
+  void Changed() { changed_.notify_all(); }
 
  private:
   Scheduler();
@@ -140,7 +165,7 @@ class Scheduler {
   void AwaitEach(const std::function<bool(const Stream&)>& chosen);
 
   std::mutex mutex_;
-  std::condition_variable changed_;  // some task finished
+  std::condition_variable changed_;  // some task finished, or met its peers
   std::unordered_map<void*, StreamRef> handles_;
   std::map<int, StreamRef> streams_;  // by number, so that choices among them can be repeated
   std::unordered_map<int, StreamRef> defaults_;
