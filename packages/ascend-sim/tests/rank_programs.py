@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch_npu
 from torch import Tensor, distributed, nn
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
@@ -176,6 +177,51 @@ def check_an_asynchronous_one_is_ordered_on_streams(rank: int, world: int) -> No
     distributed.all_reduce(product, async_op=True).wait()
     product += 1
     assert (product == 75 * world + 1).all().item()
+
+
+def check_all_to_all_of_a_matrix(rank: int, world: int) -> None:
+    matrix = [[i + j + 1 for j in range(world)] for i in range(world)]  # from rank i to rank j
+    parts = [full((count,), float(10 * rank + j)) for j, count in enumerate(matrix[rank])]
+    result = empty(sum(row[rank] for row in matrix))
+    torch_npu.distributed.all_to_all_vc(result, torch.cat(parts), matrix)
+    expected = [float(10 * i + rank) for i in range(world) for _ in range(matrix[i][rank])]
+    assert result.tolist() == expected
+
+
+def check_uneven_parts(rank: int, world: int) -> None:
+    sizes = [2 * r + 1 for r in range(world)]
+    gathered, mine = empty(sum(sizes)), full((sizes[rank],), float(rank))
+    torch_npu.distributed.all_gather_into_tensor_uneven(gathered, mine, sizes)
+    assert gathered.tolist() == [float(r) for r in range(world) for _ in range(sizes[r])]
+    torch_npu.distributed.reduce_scatter_tensor_uneven(mine, gathered + rank, sizes)
+    assert mine.tolist() == [float(world * rank + sum(range(world)))] * sizes[rank]
+
+
+def check_lists_of_unequal_tensors(rank: int, world: int) -> None:
+    parts = [empty(r + 1) for r in range(world)]
+    distributed.all_gather(parts, full((rank + 1,), float(rank)))
+    assert [part.tolist() for part in parts] == [[float(r)] * (r + 1) for r in range(world)]
+    result = empty(rank + 1)
+    distributed.reduce_scatter(result, [part + rank for part in parts])
+    assert result.tolist() == [float(world * rank + sum(range(world)))] * (rank + 1)
+    received = [empty(rank + r) for r in range(world)]
+    distributed.all_to_all(received, [full((rank + r,), float(rank)) for r in range(world)])
+    assert [part.tolist() for part in received] == [[float(r)] * (rank + r) for r in range(world)]
+
+
+def check_coalesced_ones(rank: int, world: int) -> None:
+    group, device = distributed.group.WORLD, torch.device("npu")
+    several = [full((4,), float(rank + i)) for i in range(3)]
+    with distributed._coalescing_manager(group=group, device=device, async_ops=True) as work:
+        for one in several:
+            distributed.all_reduce(one)
+    work.wait()
+    assert [one[0].item() for one in several] == [sum(range(world)) + i * world for i in range(3)]
+    gathered = [empty(4 * world) for _ in range(3)]
+    with distributed._coalescing_manager(group=group, device=device):
+        for one in gathered:
+            distributed.all_gather_into_tensor(one, full((4,), float(rank)))
+    assert [one[-1].item() for one in gathered] == [world - 1.0] * 3
 
 
 def check_an_empty_one(rank: int, world: int) -> None:

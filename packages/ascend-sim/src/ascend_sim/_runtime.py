@@ -21,6 +21,7 @@ LIBRARIES = (
     "libge_runner.so",
     "libgraph.so",
     "libacl_tdt_channel.so",
+    "libhcomm.so",
 )
 ALLOCATORS = "libascendsim_allocators.so"
 KERNELS = "libascendsim_kernels.so"

@@ -94,12 +94,23 @@ struct Split {
       offsets[i] = static_cast<const uint64_t*>(displacements)[i] * size;
     }
   }
+  // One part behind the other; of rank i, counts[i * stride] elements.
+  Split(const uint64_t* counts, uint32_t stride, uint32_t ranks, size_t size) : Split(ranks) {
+    uint64_t next = 0;
+    for (uint32_t i = 0; i < ranks; ++i) {
+      bytes[i] = counts[uint64_t{i} * stride] * size;
+      offsets[i] = next;
+      next += bytes[i];
+    }
+  }
   Split(uint64_t each, uint32_t ranks) : Split(ranks) {
     for (uint32_t i = 0; i < ranks; ++i) {
       bytes[i] = each;
       offsets[i] = each * i;
     }
   }
+
+  uint64_t Largest() const { return *std::max_element(bytes.begin(), bytes.end()); }
 
  private:
   explicit Split(uint32_t ranks) : bytes(ranks), offsets(ranks) {}
@@ -285,6 +296,54 @@ ASCENDSIM_API int HcclAllGather(void* from, void* to, uint64_t count, int type, 
                                 stream);
 }
 
+// Parts of different lengths, which every rank knows.
+ASCENDSIM_API int HcclAllGatherV(void* from, uint64_t count, void* to, const void* counts,
+                                 const void* displacements, int type, void* handle, void* stream) {
+  const auto [communicator, size, code] = Check("HcclAllGatherV", handle, type);
+  if (code) return code;
+  const Split split(counts, displacements, communicator->size(), size);
+  auto use = [=, size = size](const Parts& parts) {
+    for (uint32_t i = 0; i < parts.size(); ++i) {
+      CheckLength(i, parts[i].bytes(), split.bytes[i]);
+      Copy(static_cast<char*>(to) + split.offsets[i], parts[i].data(), split.bytes[i]);
+    }
+  };
+  const uint64_t bytes = count * size;
+  std::vector<Access> accesses = {Reads(from, bytes)};
+  Add(accesses, to, split, true);
+  return communicator->Exchange({{"all_gather", DataType{type}, 0}, {{from, bytes}}, use, accesses,
+                                 Ring(*communicator, 1, split.Largest())},
+                                stream);
+}
+
+ASCENDSIM_API int HcclReduceScatterV(void* from, const void* counts, const void* displacements,
+                                     void* to, uint64_t count, int type, int reduction,
+                                     void* handle, void* stream) {
+  const auto [communicator, size, code] = Check("HcclReduceScatterV", handle, type);
+  if (code) return code;
+  const Split split(counts, displacements, communicator->size(), size);
+  const uint32_t self = communicator->rank();
+  // A rank posts its parts without what may lie between them, for others' may lie elsewhere.
+  std::vector<Piece> pieces;
+  uint64_t first = 0, bytes = 0;
+  for (uint32_t i = 0; i < split.bytes.size(); ++i) {
+    pieces.push_back({static_cast<const char*>(from) + split.offsets[i], split.bytes[i]});
+    if (i < self) first += split.bytes[i];
+    bytes += split.bytes[i];
+  }
+  const Call call = {"reduce_scatter", DataType{type}, count, Reduction{reduction}};
+  const Call told = {"reduce_scatter", DataType{type}, 0, Reduction{reduction}};
+  auto use = [=, size = size](const Parts& parts) {
+    CheckLength(self, split.bytes[self], count * size);
+    for (uint32_t i = 0; i < parts.size(); ++i) CheckLength(i, parts[i].bytes(), bytes);
+    ReduceParts(to, parts, first / size, call);
+  };
+  std::vector<Access> accesses = {Writes(to, count * size)};
+  Add(accesses, from, split, false);
+  return communicator->Exchange(
+      {told, std::move(pieces), use, accesses, Ring(*communicator, 1, split.Largest())}, stream);
+}
+
 ASCENDSIM_API int HcclAlltoAll(const void* from, uint64_t count, int type, const void* to, uint64_t,
                                int, void* handle, void* stream) {
   const auto [communicator, size, code] = Check("HcclAlltoAll", handle, type);
@@ -303,6 +362,20 @@ ASCENDSIM_API int HcclAlltoAllV(const void* from, const void* counts, const void
   const uint32_t ranks = communicator->size();
   const Split sent(counts, displacements, ranks, size);
   const Split received(their_counts, their_displacements, ranks, size);
+  const Call call = {"all_to_all", DataType{type}, 0};
+  return AllToAll(*communicator, call, from, sent, to, received, stream);
+}
+
+// Every rank knows all counts: `counts[i * ranks + j]` elements from i to j, one part behind
+// another.
+ASCENDSIM_API int HcclAlltoAllVC(const void* from, const void* counts, int type, const void* to,
+                                 int, void* handle, void* stream) {
+  const auto [communicator, size, code] = Check("HcclAlltoAllVC", handle, type);
+  if (code) return code;
+  const uint32_t ranks = communicator->size(), self = communicator->rank();
+  const auto* matrix = static_cast<const uint64_t*>(counts);
+  const Split sent(matrix + uint64_t{self} * ranks, 1, ranks, size);
+  const Split received(matrix + self, ranks, ranks, size);
   const Call call = {"all_to_all", DataType{type}, 0};
   return AllToAll(*communicator, call, from, sent, to, received, stream);
 }

@@ -22,6 +22,34 @@ struct Registry {
   }
 };
 
+// What a thread has between HcclGroupStart and HcclGroupEnd.
+struct Kept {
+  struct Batch {
+    std::shared_ptr<Communicator> communicator;
+    void* stream;
+    std::vector<Transfer> transfers;
+  };
+
+  int depth = 0;
+  std::vector<Batch> batches;
+
+  void Add(std::shared_ptr<Communicator> communicator, void* stream,
+           const std::vector<Transfer>& transfers) {
+    auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
+      return other.communicator == communicator && other.stream == stream;
+    });
+    if (batch == batches.end()) {
+      batch = batches.insert(batch, {std::move(communicator), stream, {}});
+    }
+    batch->transfers.insert(batch->transfers.end(), transfers.begin(), transfers.end());
+  }
+};
+
+Kept& OfThread() {
+  thread_local Kept kept;
+  return kept;
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::Find(void* handle) {
@@ -135,7 +163,23 @@ std::vector<Numbered> Communicator::Number(const std::vector<Transfer>& transfer
   return numbered;
 }
 
+void Communicator::StartGroup() { ++OfThread().depth; }
+
+int Communicator::EndGroup() {
+  Kept& kept = OfThread();
+  if (kept.depth == 0) return Fail(kBadArgument, "HcclGroupEnd: no group was started");
+  if (--kept.depth > 0) return kSuccess;
+  for (const auto& [communicator, stream, transfers] : std::exchange(kept.batches, {})) {
+    if (const int code = communicator->Batch("sends and receives", transfers, stream)) return code;
+  }
+  return kSuccess;
+}
+
 int Communicator::Batch(const char* name, const std::vector<Transfer>& transfers, void* stream) {
+  if (OfThread().depth > 0) {
+    OfThread().Add(shared_from_this(), stream, transfers);
+    return kSuccess;
+  }
   if (const int code = Begin(name, stream)) return code;
   return Submit(name, std::make_shared<Transfers>(shared_from_this(), Number(transfers)), stream);
 }

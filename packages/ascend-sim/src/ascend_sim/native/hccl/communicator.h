@@ -34,8 +34,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Counts a collective, and submits it.
   int Exchange(Exchanged exchanged, void* stream);
-  // Sends and receives that begin together, as one task.
+  // Sends and receives that begin together, as one task. Within a HcclGroupStart they are kept, and
+  // begin together with all others of the same stream when it ends.
   int Batch(const char* name, const std::vector<Transfer>& transfers, void* stream);
+
+  // Between them, this thread's sends and receives are kept.
+  static void StartGroup();
+  static int EndGroup();
 
   // Runs `body`; a failure gets to say of which operation it is.
   void Name(const std::string& what, uint64_t number, const std::function<void()>& body) const;

@@ -113,6 +113,13 @@ ASCENDSIM_API int HcclCommDestroy(void* handle) {
   return kSuccess;
 }
 
+// What is called between them begins together. Collectives need no help for that: each is a task.
+ASCENDSIM_API int HcclGroupStart() {
+  Communicator::StartGroup();
+  return kSuccess;
+}
+ASCENDSIM_API int HcclGroupEnd() { return Communicator::EndGroup(); }
+
 ASCENDSIM_API int HcclGetCommName(void* handle, char* name) {
   const auto communicator = Communicator::Find(handle);
   if (!communicator) return Fail(kBadArgument, "HcclGetCommName: unknown communicator");
