@@ -1,7 +1,7 @@
-"""What tests change in megatron-core: the wait that it lacks, and waits that are taken away.
+"""What tests change in megatron-core: a wait that it lacks, waits that go, and its optimizer.
 
-Each change is undone when its context closes. All but the first take a synchronisation away, which
-must be noticed: a test of synchronisation that cannot fail proves nothing.
+Each change is undone when its context closes. Those that take a synchronisation away must be
+noticed: a test of synchronisation that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -112,6 +112,25 @@ def _nothing(self: Any, *_: Any) -> None:
     """Stands for a synchronisation that is taken away."""
 
 
+def _swap_optimizer() -> Replacement:
+    """The optimizer that megatron-core shards, with its state on the host.
+
+    A training script builds `DistributedOptimizer` with what `swap_optimizer` returns; here it is
+    `get_megatron_optimizer` that builds it.
+    """
+    from megatron.core import optimizer as place
+
+    from ascend_swap import SwapOptimizerConfig, swap_optimizer
+
+    original = place.DistributedOptimizer
+
+    def make(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        swapped = swap_optimizer(optimizer, SwapOptimizerConfig(swap_optimizer_times=5))
+        return original(swapped, *args, **kwargs)
+
+    return place, "DistributedOptimizer", make
+
+
 CHANGES: dict[str, tuple[Callable[[], Replacement], ...]] = {
     "wait in tensor_pop": (_wait_in_tensor_pop,),
     "no wait_offload_event": (_wait_in_tensor_pop, _no_wait_offload_event),
@@ -121,4 +140,5 @@ CHANGES: dict[str, tuple[Callable[[], Replacement], ...]] = {
     "no record_stream": (_wait_in_tensor_pop, _no_record_stream),
     "no wait for gradients": (_no_wait_for_gradients,),
     "no wait for parameters": (_no_wait_for_parameters,),
+    "swap-optimizer": (_swap_optimizer,),
 }

@@ -80,6 +80,12 @@ def _offloading(change: str | None = None, model: Mapping[str, Any] = ATTENTION)
     return Configuration(losses_of="fp32", steps=4, model=model, change=change)
 
 
+def _swapping(losses_of: str, **options: Any) -> Configuration:
+    return Configuration(
+        losses_of=losses_of, distributed_optimizer=True, change="swap-optimizer", **options
+    )
+
+
 # One rank.
 WORLD_1 = {
     "fp32": Configuration(steps=4),
@@ -91,6 +97,8 @@ WORLD_1 = {
     "sgd": Configuration(optimizer={"optimizer": "sgd"}),
     "fp32, distributed optimizer": Configuration(distributed_optimizer=True),
     "bf16, distributed optimizer": Configuration(dtype="bf16", distributed_optimizer=True),
+    "fp32, swap-optimizer": _swapping("fp32, distributed optimizer"),
+    "bf16, swap-optimizer": _swapping("bf16, distributed optimizer", dtype="bf16"),
     "overlap": Configuration(distributed_optimizer=True, overlap=True, bucket=BUCKETS),
     "fused swiglu": Configuration(model={"bias_activation_fusion": True}),
     "uniform recompute": Configuration(losses_of="fp32", model=UNIFORM),
@@ -144,6 +152,7 @@ WORLD_2 = {
         steps=4, distributed_optimizer=True, overlap=True, bucket=BUCKETS
     ),
     "dp2, bf16": Configuration(dtype="bf16", distributed_optimizer=True),
+    "dp2, bf16, swap-optimizer": _swapping("dp2, bf16", dtype="bf16"),
     "tp2": Configuration(tensor=2),
     "pp2": Configuration(pipeline=2),
     "pp2, tied embedding": Configuration(pipeline=2, tied=True),
