@@ -23,7 +23,6 @@ the written value becomes the master. This is decided on the device, element by 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,11 +189,11 @@ class _Step:
     def _compute(self, targets: Targets) -> None:
         """Run the class's own step; forms that are not fused know nothing of scaling."""
         self._journal.is_computing_in_place = self._in_place
-        for form in itertools.product((False, True), repeat=2):
-            part = [target for target in targets if _form(target[1].slot) == form]
-            if not part:
-                continue
-            shadow = self._engine.shadow(part, self._scaling if form[0] else Scaling())
+        parts: dict[tuple[bool, bool], list[tuple[torch.Tensor, Held]]] = {}
+        for target, one in targets:
+            parts.setdefault(_form(one.slot), []).append((target, one))
+        for (is_fused, _), part in parts.items():
+            shadow = self._engine.shadow(part, self._scaling if is_fused else Scaling())
             self._engine.step(shadow)
             for target, one in part:
                 for name in one.slot.unmade:

@@ -133,13 +133,14 @@ def flattened(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
             why="a window is a range of elements in memory, and this gradient has none.",
             instead="use sparse=False in its embedding, or another optimizer for it.",
         )
-    grad = grad.detach()
-    if read(grad).stride != slot.layout.stride or not read(grad).is_dense:
+    layout = read(grad)
+    if layout.stride != slot.layout.stride or not layout.is_dense:
         form = torch.empty_strided(
             slot.layout.size, slot.layout.stride, dtype=grad.dtype, device=grad.device
         )
-        grad = form.copy_(grad)
-    return read(grad).flatten(grad)
+        grad = form.copy_(grad.detach())
+        layout = read(grad)
+    return layout.flatten(grad)
 
 
 def norm_of(flat: torch.Tensor, norm_type: float) -> torch.Tensor:
