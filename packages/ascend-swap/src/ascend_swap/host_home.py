@@ -3,11 +3,13 @@
 [Note: who owns a window's memory when]
 The device holds a *ring* of at most three buffers, allocated when a step begins and given back when
 it ends. Window k lives in buffer k mod 3.
+
 * `fetch(k)` queues the way in on the inward stream. It waits for the way out of window k - 3, which
   read the same buffer, and for the last way out of window k itself, which wrote the host memory it
   is about to read.
 * `enter(k)` makes the compute stream wait for the way in.
 * `leave(k)` queues the way out on the outward stream, behind the compute that is queued by then.
+
 Since k + 1 is fetched before k is entered, one window comes in and one goes out while a third is
 computed; the host blocks nowhere. When the step ends the buffers are dropped at once, and the
 allocator keeps them from reuse until the ways out have ended.
