@@ -1,4 +1,4 @@
-"""A feature's page explains every message that its package can raise."""
+"""A feature's page explains every message that its code can raise."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from ascend_core import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    "ascend-recompute": [
+    "ascend-recompute/src": [
         "activation-recompute",
         "norm-recompute",
         "layer-recompute",
         "recompute-to-fit",
         "megatron",
-    ]
+    ],
+    "ascend-swap/src": ["swap-optimizer"],
+    "ascend-core/src/ascend_core/optim": ["swap-optimizer"],
 }
 
 
-def messages(package: str) -> Iterator[str]:
-    """Yield, for each error that a package makes, the longest fixed part of what it says first."""
-    for path in sorted((ROOT / "packages" / package / "src").rglob("*.py")):
+def messages(folder: str) -> Iterator[str]:
+    """Yield the longest fixed part of what each error in a folder's code says first."""
+    for path in sorted((ROOT / "packages" / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.Call)
@@ -39,10 +41,10 @@ def fixed_parts(argument: ast.expr) -> list[str]:
     return [str(part.value) for part in parts if isinstance(part, ast.Constant)]
 
 
-@pytest.mark.parametrize("package", PAGES)
-def test_every_message_is_explained(package: str) -> None:
-    pages = [ROOT / "docs/features" / f"{name}.md" for name in PAGES[package]]
+@pytest.mark.parametrize("folder", PAGES)
+def test_every_message_is_explained(folder: str) -> None:
+    pages = [ROOT / "docs/features" / f"{name}.md" for name in PAGES[folder]]
     text = " ".join(page.read_text(encoding="utf-8") for page in pages)
-    found = list(messages(package))
+    found = list(messages(folder))
     assert found
     assert [message for message in found if message not in text] == []
