@@ -91,6 +91,10 @@ class Slot:
         """View values that lie like `flat()` in the parameter's own shape and strides."""
         return flat.as_strided(self.layout.size, self.layout.stride)
 
+    def still_is(self, parameter: torch.Tensor) -> bool:
+        """Whether this is the very parameter, in the form that it had."""
+        return self.parameter is parameter and self.takes(parameter)
+
     def takes(self, parameter: torch.Tensor) -> bool:
         """Whether another tensor has the shape, strides, dtype and device of the parameter."""
         old, new = self.layout, checked_layout(parameter, self.name)

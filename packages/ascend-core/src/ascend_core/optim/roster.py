@@ -99,7 +99,7 @@ class Roster:
         for place, parameter in listed.items():
             group = groups[place.group]
             slot = known.get(id(parameter)) or left.get(place)
-            if slot is not None and slot.parameter is not parameter and not slot.is_stepped:
+            if slot is not None and not (slot.is_stepped or slot.still_is(parameter)):
                 slot = None  # nothing is lost: it has no state yet
             if slot is None:
                 if not self._wants(parameter) and place not in also:
