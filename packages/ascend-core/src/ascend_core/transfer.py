@@ -182,6 +182,14 @@ class Transfer:
         for stream in self._both_streams():
             self._backend.record_stream(tensor, stream)
 
+    def finish_sends(self) -> None:
+        """Block the host until every copy to the host that was queued has ended.
+
+        Those of a `send` that raised are among them, for which there is no event.
+        """
+        if self._streams is not None:
+            self._streams[0].synchronize()
+
     def wait(self, event: Event) -> None:
         """Make the current stream wait for copies that were queued. The host goes on."""
         self._backend.current_stream(self.device).wait_event(event)

@@ -35,7 +35,9 @@ class Store(Protocol):
     """Hands out host memory."""
 
     def lease(self, sizes: Sequence[int]) -> list[Lease]:
-        """Hand out memory of several sizes, or none at all.
+        """Hand out memory of several sizes that no copy uses any more, or none at all.
+
+        May block the host, where the memory served somebody else a moment ago.
 
         Args:
             sizes: In bytes.
@@ -87,6 +89,7 @@ class PinnedStore:
 class _PinnedLease:
     def __init__(self, buffer: HostBuffer) -> None:
         self._buffer = buffer
+        buffer.wait()
         self.memory = buffer.tensor
 
     def used_by(self, *copies: Event) -> None:

@@ -53,9 +53,10 @@ class HostGradients:
         return slot in self._sums or slot.parameter.grad is not None
 
     def token(self, slot: Slot) -> object:
-        """The identity of the sum."""
+        """The identity of the sum; None where there is none."""
         self.take(slot)
-        return id(self._sums.get(slot))
+        kept = self._sums.get(slot)
+        return None if kept is None else id(kept)
 
     def flat(self, slot: Slot) -> torch.Tensor:
         """The sum on the host: [numel]."""

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from ascend_core.device import backend_of
 from ascend_core.errors import ConfigError
 from ascend_core.optim import MASTER, Arena, Cohort, CohortWindow, Held, Slot
 from ascend_core.streams import Event
@@ -80,8 +79,7 @@ class HostHome:
         self._cohort_of.update(dict.fromkeys(cohort.slots, cohort))
 
     def dismiss(self, cohort: Cohort) -> None:
-        """Give host memory back. Blocks the host until the device is done with it."""
-        backend_of(self.transfer.device).synchronize(self.transfer.device)
+        """Give host memory back, without a wait: who gets it waits for the last way out."""
         self._arrays.pop(cohort).release()
         for window in cohort.windows:
             self._written.pop(window, None)
@@ -107,9 +105,8 @@ class HostHome:
         return self._arrays[self._cohort_of[slot]].scalars(slot)
 
     def settle(self) -> None:
-        """Block the host until every way out has ended."""
-        for event in self._written.values():
-            event.synchronize()
+        """Block the host until every way out has ended, those of interrupted steps included."""
+        self.transfer.finish_sends()
         self._written.clear()
 
     def written(self, window: CohortWindow) -> tuple[Event, ...]:
@@ -164,12 +161,7 @@ class _HostWalk:
 
     def enter(self, window: int) -> list[Held]:
         self._transfer.wait(self._way_in[window])
-        found = self._windows[window]
-        arrays = self._home.arrays(found.cohort)
-        return [
-            Held(found.slot(piece), piece, *arrays.cut(found, piece, self._moved[window]))
-            for piece in found.slices
-        ]
+        return self._held(window, self._moved[window])
 
     def leave(self, window: int, held: list[Held]) -> None:
         found = self._windows[window]
@@ -180,7 +172,22 @@ class _HostWalk:
         for one in held:
             arrays.put_back(one.slot, one.piece, one.scalars)
 
+    def blank(self, window: int) -> list[Held]:
+        found = self._windows[window]
+        arena, arrays = self._ring[-1], self._home.arrays(found.cohort)
+        arena.rewind()
+        moved = [arena.take(part.numel(), part.dtype) for part in arrays.moving(found)]
+        return self._held(window, moved)
+
     def close(self) -> None:
-        for arena in self._ring:
-            self._transfer.tie(arena.memory)
-        self._ring.clear()
+        while self._ring:
+            self._transfer.tie(self._ring[-1].memory)
+            self._ring.pop()
+
+    def _held(self, window: int, moved: list[torch.Tensor]) -> list[Held]:
+        found = self._windows[window]
+        arrays = self._home.arrays(found.cohort)
+        return [
+            Held(found.slot(piece), piece, *arrays.cut(found, piece, moved))
+            for piece in found.slices
+        ]

@@ -2,7 +2,10 @@
 
 [Note: a step, and what is written when]
 1. Everything that the step needs is allocated: the home's device memory, and scratch for gradients
-   and weights. Until here nothing was written: an allocation that fails leaves all unstepped.
+   and weights. Torch's forms that are not fused ask the allocator for temporaries in each window.
+   The first window's are asked for before it is written; where another window needs more, its
+   arithmetic is tried before, on memory that holds nothing, so that the allocator has the blocks.
+   Until here nothing was written: an allocation that fails leaves all unstepped.
 2. For each window: the next one is fetched; this one is entered. Its slices become the parameters
    of a *shadow*, an instance of the wrapped optimizer's own class that holds nothing else, and the
    class's own `step` runs on it. Where the home does not work in place, all of that is done on
@@ -12,8 +15,14 @@
 4. The journal notes the window.
 
 An exception between two of these lines leaves a step that can be finished: windows in the journal
-are done; a commit that was begun is repeated; any other window is as it was. A failed kernel or
-copy is another thing: what it wrote is not known, and the journal is closed for good.
+are done; a commit that was begun is repeated; any other window is as it was. Behind the last window
+the step is done, and the next call with the same gradients does no more than return.
+
+A failed kernel or copy is another thing: what it wrote is not known, and the journal is closed for
+good. A kernel fails when it runs, and whoever waits for the device next is told. `step`, `state`
+and `state_dict` are such places; each says then that the optimizer failed. The user's own code may
+be told first (`loss.item()`), and an optimizer cannot know of an error that somebody else has
+taken: after one, weights and state are not to be trusted, whose kernel it ever was.
 
 [Note: a weight that somebody else wrote]
 Where there is an FP32 master, the weight should be the master rounded. Where its bits are not, it
@@ -78,6 +87,9 @@ class Engine:
         """
         try:
             journal.repeat_commit()
+            journal.close()
+            for window in journal.finished:
+                self.release(window, active)
             windows = journal.remaining()
             if windows:
                 _Step(self, windows, active, scaling, journal).run()
@@ -88,6 +100,13 @@ class Engine:
             if isinstance(error, Exception):
                 raise journal.failure from error
             raise  # an interrupt stays one; the next call says that the optimizer failed
+
+    def release(self, window: CohortWindow, active: set[Slot]) -> None:
+        """Give up the gradients that end with a window. May be repeated."""
+        for piece in window.slices:
+            slot = window.slot(piece)
+            if piece.is_last and slot in active:
+                self.gradients.release(slot)
 
     def shadow(self, targets: Targets, scaling: Scaling) -> Any:
         """An instance of the wrapped class that holds the given slices and nothing else.
@@ -145,40 +164,38 @@ class _Step:
         slots = {window.slot(piece) for window in windows for piece in window.slices} & active
         self._gradients = {slot: engine.gradients.flat(slot) for slot in slots}
         self._flat = {slot: slot.flat() for slot in slots}
+        scale = scaling.grad_scale
+        # As GradScaler.unscale_ computes it.
+        self._unscale = None if scale is None else scale.double().reciprocal().float()
 
     def run(self) -> None:
-        walk = self._engine.home.walk(self._windows)
+        walk = self._journal.walk = self._engine.home.walk(self._windows)
         try:
             scratch = Arena(max(map(self._scratch_bytes, self._windows)), self._device())
             incoming = Incoming(self._engine.gradients, self._gradients, self._windows)
             try:
-                self._journal.is_writing = True
                 self._walk_through(walk, incoming, scratch)
             finally:
                 incoming.close()
         finally:
-            if self._journal.has_commit:
-                self._journal.walk = walk  # its memory holds what is still to be written
-            else:
-                walk.close()
+            if not self._journal.has_commit:  # its memory holds what is still to be written
+                self._journal.close()
         self._journal.is_writing = False
 
     def _walk_through(self, walk: Walk, incoming: Incoming, scratch: Arena) -> None:
         walk.fetch(0)
         incoming.fetch(0)
+        for number in self._rehearsals():
+            incoming.blank(number)
+            self._computed(walk.blank(number), incoming, scratch)
+        self._journal.is_writing = True
         for number, window in enumerate(self._windows):
             if number + 1 < len(self._windows):
                 walk.fetch(number + 1)
                 incoming.fetch(number + 1)
             held = walk.enter(number)
             incoming.enter(number)
-            scratch.rewind()
-            targets = [
-                (self._target(one, incoming, scratch), one)
-                for one in held
-                if one.slot in self._active
-            ]
-            self._compute(targets)
+            targets = self._computed(held, incoming, scratch)
             self._commit(walk, number, held, targets)
             self._journal.finish(window)
             self._release(window)
@@ -186,8 +203,11 @@ class _Step:
     def _device(self) -> torch.device:
         return next(iter(self._active)).parameter.device
 
-    def _compute(self, targets: Targets) -> None:
+    def _computed(self, held: list[Held], incoming: Incoming, scratch: Arena) -> Targets:
         """Run the class's own step; forms that are not fused know nothing of scaling."""
+        scratch.rewind()
+        mine = [one for one in held if one.slot in self._active]
+        targets = [(self._target(one, incoming, scratch), one) for one in mine]
         self._journal.is_computing_in_place = self._in_place
         parts: dict[tuple[bool, bool], list[tuple[torch.Tensor, Held]]] = {}
         for target, one in targets:
@@ -199,6 +219,7 @@ class _Step:
                 for name in one.slot.unmade:
                     one.elements[name].copy_(shadow.state[target][name])
         self._journal.is_computing_in_place = False
+        return targets
 
     def _commit(self, walk: Walk, number: int, held: list[Held], targets: Targets) -> None:
         def write() -> None:
@@ -214,10 +235,32 @@ class _Step:
 
     def _release(self, window: CohortWindow) -> None:
         for piece in window.slices:
-            slot = window.slot(piece)
-            if piece.is_last and slot in self._active:
-                del self._gradients[slot]
-                self._engine.gradients.release(slot)
+            if piece.is_last:
+                self._gradients.pop(window.slot(piece), None)
+        self._engine.release(window, self._active)
+
+    def _rehearsals(self) -> Sequence[int]:
+        """The windows whose arithmetic is tried before anything is written.
+
+        The first window's runs before the first write as it is. Another one is tried where it may
+        need more memory for temporaries: for all slices together, or for one of them.
+        """
+        if self._in_place or self._device().type == "cpu":
+            return ()
+        needs = [self._temporaries(window) for window in self._windows]
+        # index() finds the first of those that need most.
+        most = [kind.index(max(kind)) for kind in zip(*needs, strict=True)]
+        return sorted({number for number in most if number > 0})
+
+    def _temporaries(self, window: CohortWindow) -> tuple[int, int, int]:
+        """What temporaries of forms that are not fused grow with, for the slices of a window.
+
+        Returns:
+            Elements of all, elements of the largest, and how many there are.
+        """
+        slots = ((window.slot(piece), piece) for piece in window.slices)
+        sizes = [p.numel for s, p in slots if s in self._active and not s.group.get("fused")]
+        return sum(sizes), max(sizes, default=0), len(sizes)
 
     # What is stepped, and what that needs of scratch.
 
@@ -259,7 +302,7 @@ class _Step:
         self, slot: Slot, gradient: torch.Tensor, copy: torch.Tensor, scratch: Arena
     ) -> torch.Tensor:
         """The gradient in the slot's dtype, clipped and unscaled."""
-        clip, scale = self._scaling.clip, self._scaling.grad_scale
+        clip = self._scaling.clip
         if clip is not None and gradient.dtype != slot.dtype:
             # Clipping is done, and rounded, in the gradient's own dtype, as it is by torch.
             own = scratch.take(gradient.numel(), gradient.dtype)
@@ -268,8 +311,8 @@ class _Step:
         copy.copy_(gradient)
         if clip is not None:
             copy.mul_(clip)
-        if scale is not None and not slot.group.get("fused"):
-            copy.mul_(scale.double().reciprocal().float())  # as GradScaler.unscale_ does
+        if self._unscale is not None and not slot.group.get("fused"):
+            copy.mul_(self._unscale)
         return copy
 
     def _scratch_bytes(self, window: CohortWindow) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +19,7 @@ from ascend_core.optim.engine import Engine
 from ascend_core.optim.gradients import AttributeGradients, Gradients, Scaling
 from ascend_core.optim.home import CohortWindow, Home, Slot
 from ascend_core.optim.identity import ParameterWatch
-from ascend_core.optim.journal import Journal, failed_because
+from ascend_core.optim.journal import Journal, failed_because, is_torchs
 from ascend_core.optim.resident import Resident
 from ascend_core.optim.roster import Place, Roster, WindowSize
 from ascend_core.optim.rules import rule_for
@@ -74,15 +75,25 @@ class WindowedOptimizer(optim.Optimizer):
                 loss = closure()
         try:
             self._step()
-        except BaseException:
+        except BaseException as error:
             # The scaler deletes these after a step that ended, and multiplies those it finds.
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
+            if is_torchs(error) and self._runs_later():
+                # The kernel that failed may be one of the last step.
+                raise self._fail(error) from error
             raise
         return loss
 
     def _step(self) -> None:
         journal = self._journal
+        if (
+            journal is not None
+            and journal.is_complete
+            and not journal.has_same(self._gradients.token)
+        ):
+            journal.close()
+            journal = None  # interrupted behind the last window, and these gradients are new
         if journal is None:
             self._follow()
             active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
@@ -98,10 +109,12 @@ class WindowedOptimizer(optim.Optimizer):
         self._journal = journal
         try:
             self._engine.run(journal, journal.slots, self._scaling_of_step)
-        finally:
-            if journal.failure is None and not journal.is_open:
+        except BaseException:
+            if journal.failure is None and not journal.is_begun:
+                journal.close()
                 self._journal = None
-        self._clip = None
+            raise
+        self._journal = self._clip = None
 
     def _scaling(self, active: set[Slot]) -> Scaling | None:
         """What the step multiplies gradients by; None when it is to be skipped.
@@ -203,6 +216,10 @@ class WindowedOptimizer(optim.Optimizer):
     @torch.no_grad()
     def _load(self, loading: Loading) -> None:
         self._follow(also=loading.places)
+        if self._journal is not None and self._journal.failure is not None:
+            # What is still to be told of the failure is of no interest: all is set anew.
+            with contextlib.suppress(RuntimeError):
+                self._home.settle()
         loading.write(self.param_groups, self._roster, self._home)
         if self._journal is not None:
             self._journal.abandon()
@@ -269,7 +286,12 @@ class WindowedOptimizer(optim.Optimizer):
                 instead="call step() again with the same gradients, or load a checkpoint.",
             )
 
+    def _runs_later(self) -> bool:
+        return any(slot.parameter.device.type != "cpu" for slot in self._roster.slots)
+
     def _fail(self, error: BaseException) -> OptimizerFailedError:
+        if self._journal is not None:
+            self._journal.close()
         self._journal = Journal([], {})
         self._journal.failure = failed_because(error)
         return self._journal.failure

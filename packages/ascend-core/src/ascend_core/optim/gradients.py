@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -71,6 +72,22 @@ class Gradients(Protocol):
         """Put back into `.grad` what is kept beside it, and let go of the parameters."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Token:
+    """A gradient, which this keeps no memory of: another one may get the `id` of one that died."""
+
+    gradient: weakref.ref[torch.Tensor]
+    version: int
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Token) or self.version != other.version:
+            return False
+        gradient = self.gradient()
+        return gradient is not None and gradient is other.gradient()
+
+
 class AttributeGradients:
     """The gradients that backward leaves in `.grad`.
 
@@ -93,7 +110,7 @@ class AttributeGradients:
     def token(self, slot: Slot) -> object:
         """The gradient's identity and version."""
         grad = slot.parameter.grad
-        return None if grad is None else (id(grad), grad._version)
+        return None if grad is None else _Token(weakref.ref(grad), grad._version)
 
     def flat(self, slot: Slot) -> torch.Tensor:
         """A view of `.grad`; a copy where it lies in memory otherwise than its parameter."""

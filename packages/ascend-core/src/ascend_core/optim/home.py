@@ -209,6 +209,12 @@ class Walk(Protocol):
     def leave(self, window: int, held: list[Held]) -> None:
         """Take back what was changed. May be repeated until the next window is entered."""
 
+    def blank(self, window: int) -> list[Held]:
+        """A window's slices in memory that holds nothing yet, to try arithmetic on.
+
+        Asked only between `fetch(0)` and `enter(0)`, of a home that does not work in place.
+        """
+
     def close(self) -> None:
         """Give back the device memory of the walk, also half-way. Does not block the host."""
 

@@ -60,6 +60,13 @@ class Incoming:
         if pairs:
             self._way_in[number] = transfer.bring(pairs, after=after)
 
+    def blank(self, number: int) -> None:
+        """Give a window memory that holds nothing yet instead. Asked only behind `fetch(0)`."""
+        for buffer in self._buffers[-1:]:
+            buffer.rewind()
+        for slot, piece, part in self._moving(self._windows[number]):
+            self._arrived[slot, piece.number] = self._buffers[-1].take(part.numel(), part.dtype)
+
     def enter(self, number: int) -> None:
         """Make the current stream wait for what a window needs."""
         if number in self._way_in:

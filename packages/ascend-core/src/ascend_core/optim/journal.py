@@ -23,7 +23,8 @@ class Journal:
         is_writing: Whether something was written since the step was last begun.
         is_computing_in_place: Whether arithmetic on the state itself is under way.
         failure: What is to be said from now on, once a step failed half-way.
-        walk: Kept where a commit was interrupted; it owns what is still to be written.
+        walk: Of the attempt under way, or of one that was interrupted; it owns the device memory,
+            and what of a commit is still to be written.
     """
 
     def __init__(self, windows: Sequence[CohortWindow], tokens: Mapping[Slot, object]) -> None:
@@ -40,6 +41,21 @@ class Journal:
     def is_open(self) -> bool:
         """Whether a window has been written and another one has not."""
         return self._commit is not None or bool(self._finished and self.remaining())
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a window has been written."""
+        return self._commit is not None or bool(self._finished)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every window has been written."""
+        return self._commit is None and bool(self._finished) and not self.remaining()
+
+    @property
+    def finished(self) -> list[CohortWindow]:
+        """The windows that are done, in their order."""
+        return [window for window in self._windows if window in self._finished]
 
     @property
     def has_commit(self) -> bool:
@@ -73,14 +89,21 @@ class Journal:
         self._commit()
         self.is_writing = False
         self.finish(self.remaining()[0])
-        self.abandon()
 
     def abandon(self) -> None:
-        """Give back what was kept for a commit that is to be repeated."""
+        """Give up what was to be repeated, and its memory."""
         self._commit = None
+        self.close()
+
+    def close(self) -> None:
+        """Give back the device memory of an attempt. A second call does nothing."""
         if self.walk is not None:
             self.walk.close()
             self.walk = None
+
+    def has_same(self, token: Callable[[Slot], object]) -> bool:
+        """Whether all gradients that are still there are those that the step was begun with."""
+        return all(token(slot) in (None, known) for slot, known in self._tokens.items())
 
     def check_same(self, token: Callable[[Slot], object]) -> None:
         """Refuse to finish a step with other gradients than those it was begun with.
@@ -109,10 +132,14 @@ class Journal:
         """
         if self.is_computing_in_place:
             return True
-        is_torchs = isinstance(error, RuntimeError) and not isinstance(
-            error, (torch.OutOfMemoryError, AscendError)
-        )
-        return self.is_writing and is_torchs
+        return self.is_writing and is_torchs(error)
+
+
+def is_torchs(error: BaseException) -> bool:
+    """Whether it is how torch reports a kernel or copy that failed."""
+    return isinstance(error, RuntimeError) and not isinstance(
+        error, (torch.OutOfMemoryError, AscendError)
+    )
 
 
 def failed_because(error: BaseException) -> OptimizerFailedError:

@@ -71,6 +71,9 @@ class _ResidentWalk:
     def leave(self, window: int, held: list[Held]) -> None:
         pass
 
+    def blank(self, window: int) -> list[Held]:
+        raise AssertionError("state that is stepped in place is nothing to try arithmetic on")
+
     def close(self) -> None:
         pass
 

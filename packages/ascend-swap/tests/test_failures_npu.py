@@ -1,0 +1,185 @@
+"""What a failed allocation, copy or kernel leaves behind, at every place of a step in turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import ascend_sim
+from ascend_core.errors import OptimizerFailedError
+from ascend_sim import Fault, FaultNotReachedError, Simulator
+
+pytestmark = pytest.mark.skipif(
+    ascend_sim.current() is None, reason="there is no simulated NPU: run pytest with --npu-sim"
+)
+
+SIZES = (7, 4097, 200)
+FORMS = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "for-loop": {"foreach": False},
+    "masters": {"fused": True, "dtype": torch.bfloat16, "master_weights": True},
+}
+
+
+class Attempts:
+    """Trainings that have done one step, and of which the next one fails at another place each."""
+
+    def __init__(self, training: Any, simulator: Simulator, fault: Fault, form: str) -> None:
+        self._make = lambda: training(SIZES, 4, **FORMS[form])
+        self._simulator = simulator
+        self._fault = fault
+        whole = self._make()
+        self.before, self.after, self.later = whole.train(1), whole.train(1, 1), whole.train(1, 2)
+
+    def __iter__(self) -> Iterator[tuple[Any, Exception | None]]:
+        """Each training after its failure, and what `step` raised."""
+        for nth in itertools.count(1):
+            training = self._make()
+            training.train(1)
+            training.backward(1)
+            self._simulator.drain()
+            raised = None
+            try:
+                with self._simulator.fail(self._fault, nth):
+                    try:
+                        training.optimizer.step()
+                    except Exception as error:
+                        raised = error
+            except FaultNotReachedError:
+                assert raised is None
+                return
+            yield training, raised
+
+
+@pytest.mark.parametrize("form", ["fused", "masters"])
+def test_a_failed_allocation_leaves_all_unstepped(
+    form: str, training: Any, same: Any, npu_sim: Simulator
+) -> None:
+    attempts = Attempts(training, npu_sim, Fault.DEVICE_ALLOCATION, form)
+    places = 0
+    for trained, raised in attempts:
+        places += 1
+        assert isinstance(raised, torch.OutOfMemoryError)
+        assert same(trained.outcome(), attempts.before)
+        trained.optimizer.step()
+        assert same(trained.outcome(), attempts.after)
+    assert places == 4  # a ring of three, and scratch
+
+
+@pytest.mark.parametrize("form", ["foreach", "for-loop"])
+def test_a_failed_allocation_of_a_temporary_leaves_a_step_that_can_be_finished(
+    form: str, training: Any, same: Any, npu_sim: Simulator
+) -> None:
+    """Torch's own arithmetic asks the allocator in every window, and a fault strikes each time."""
+    attempts = Attempts(training, npu_sim, Fault.DEVICE_ALLOCATION, form)
+    unstepped = interrupted = 0
+    for trained, raised in attempts:
+        assert isinstance(raised, torch.OutOfMemoryError)
+        try:
+            outcome = trained.outcome()
+        except OptimizerFailedError as error:
+            assert "call step() again" in str(error)
+            interrupted += 1
+        else:
+            assert same(outcome, attempts.before)
+            unstepped += 1
+        trained.optimizer.step()
+        assert same(trained.outcome(), attempts.after)
+    assert unstepped > 4  # in the first window too, and where another one is tried before
+    assert interrupted
+
+
+def runs_out_of(free: Any, trained: Any, mebibytes: int) -> bool:
+    """Step once, with so much device memory left. True where that was too little."""
+    with free(mebibytes << 20):
+        try:
+            trained.optimizer.step()
+        except torch.OutOfMemoryError:
+            return True
+    return False
+
+
+def test_where_memory_really_runs_out_nothing_was_stepped(
+    training: Any, same: Any, free: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What later windows need was tried before the first write: the allocator has it."""
+
+    def attempt(mebibytes: int) -> tuple[Any, bool]:
+        # The temporaries of the first window are small blocks, those of the others large ones.
+        trained = training([*[200_000] * 8, 6_400_000], 4, foreach=True)
+        trained.backward(0)
+        return trained, runs_out_of(free, trained, mebibytes)
+
+    assert not attempt(120)[1]
+    trained, ran_out = attempt(78)  # enough for the ring, the scratch and the first window
+    assert ran_out
+    outcome = trained.outcome()
+    del trained
+    assert same(outcome, training([*[200_000] * 8, 6_400_000], 4, foreach=True).outcome())
+
+    monkeypatch.setattr("ascend_core.optim.engine._Step._rehearsals", lambda step: ())
+    trained, ran_out = attempt(78)  # the twin: without the trial it ends in the middle
+    assert ran_out
+    with pytest.raises(OptimizerFailedError, match="in the middle of a step"):
+        trained.optimizer.state_dict()
+
+
+def test_where_no_host_memory_can_be_pinned_it_is_pageable_and_steps_are_the_same(
+    training: Any, same: Any, npu_sim: Simulator
+) -> None:
+    expected = training(SIZES, fused=True).train(3)
+    for nth in itertools.count(1):
+        warned = pytest.warns(RuntimeWarning, match="cannot be page-locked")
+        try:
+            with warned, npu_sim.fail(Fault.PINNED_ALLOCATION, nth):
+                trained = training(SIZES, 4, fused=True)
+        except (FaultNotReachedError, pytest.fail.Exception):
+            break
+        assert same(trained.train(3), expected)
+    assert nth > 1
+
+
+@pytest.mark.parametrize("form", ["fused", "foreach", "masters"])
+@pytest.mark.parametrize("fault", [Fault.COPY, Fault.KERNEL])
+def test_after_a_failed_copy_or_kernel_only_a_checkpoint_helps(
+    fault: Fault, form: str, training: Any, same: Any, npu_sim: Simulator
+) -> None:
+    attempts = Attempts(training, npu_sim, fault, form)
+    saved = training(SIZES, 4, **FORMS[form])
+    saved.train(1)
+    weights, checkpoint = (
+        [p.detach().clone() for p in saved.parameters],
+        saved.optimizer.state_dict(),
+    )
+    for trained, raised in attempts:
+        assert raised is None or isinstance(raised, OptimizerFailedError)
+        # Where kernels run later, the one that failed is known from here on.
+        for use in (trained.optimizer.state_dict, trained.optimizer.step):
+            with pytest.raises(OptimizerFailedError, match="load the last checkpoint"):
+                use()
+        with torch.no_grad():
+            for parameter, weight in zip(trained.parameters, weights, strict=True):
+                parameter.copy_(weight)
+        trained.optimizer.load_state_dict(checkpoint)
+        trained.optimizer.step()
+        assert same(trained.outcome(), attempts.after)
+        trained._scheduler.step()
+        assert same(trained.train(1, 2), attempts.later)
+
+
+def test_a_failure_that_shows_in_the_next_step_is_the_optimizers_too(
+    training: Any, npu_sim: Simulator
+) -> None:
+    trained = training(SIZES, 4, fused=True)
+    trained.train(1)
+    trained.backward(1)
+    with npu_sim.fail(Fault.KERNEL):
+        trained.parameters[0].detach().add_(1)
+        npu_sim.drain()
+    with pytest.raises(OptimizerFailedError, match="load the last checkpoint"):
+        trained.optimizer.step()
