@@ -19,6 +19,9 @@ nox.options.sessions = ["tests"]
 
 PACKAGES = sorted(path.parent.name for path in Path("packages").glob("*/pyproject.toml"))
 TORCHES = ["2.13"]
+SWAP = "packages/ascend-swap"
+# Small, so that it can be filled. What is read too early, poison keeps from being right by chance.
+SWAP_NPU = {"ASCENDSIM_HBM": "384M", "ASCENDSIM_POISON": "1"}
 
 # The tests' tensors are small: more threads than this only wait for one another. And bytecode is
 # written even where the user's shell forbids it, since torch is installed without.
@@ -102,7 +105,7 @@ def integration(session: nox.Session) -> None:
 def npu(session: nox.Session) -> None:
     """Run the tests on the real torch_npu over a simulated NPU, in every schedule."""
     session.run(sys.executable, "tools/environment.py", "npu", external=True)
-    packages = [f"packages/ascend-{name}" for name in ("sim", "core", "recompute", "swap")]
+    packages = [f"packages/ascend-{name}" for name in ("sim", "core", "recompute")]
     packages += ["packages/ascend-suite/tests/test_simulated_npu.py"]
     libraries = str(Path(".nox/ascend-sim").resolve())
     strict = {**TESTING, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
@@ -110,7 +113,8 @@ def npu(session: nox.Session) -> None:
 
     def run(arguments: list[str]) -> object:
         pytest = [".nox/npu/bin/python", "-m", "pytest", *arguments, *session.posargs]
-        return session.run(*pytest, env=strict, external=True, silent=True)
+        variables = {**strict, **(SWAP_NPU if SWAP in arguments[1] else {})}
+        return session.run(*pytest, env=variables, external=True, silent=True)
 
     # The equality of optimizers on the CPU needs no second run here.
     skipped = "--ignore=packages/ascend-core/tests/test_optim_equality.py"
@@ -122,6 +126,18 @@ def npu(session: nox.Session) -> None:
     # Features are tested where they find races, or memory is exact: the rest is ascend-sim's.
     for schedule in ("random", "timed"):
         runs.append([f"--npu-sim={schedule}", packages[0]])
+
+    # Each where it can show something; see the tests.
+    tests = {
+        "early": "optimizer waits_npu",
+        "eager": "optimizer failures_npu memory_npu",
+        "thread": "optimizer",
+        "timed": "timing_npu",
+    }
+    runs.append(["--npu-sim=lazy", SWAP])
+    for schedule, names in tests.items():
+        files = [f"{SWAP}/tests/test_{name}.py" for name in ("optimizer_npu", *names.split())]
+        runs.append([f"--npu-sim={schedule}", *files, "-k", "npu"])
 
     # Two at a time: one process keeps one processor busy. What fails, nox shows itself.
     with ThreadPoolExecutor(2) as pool:
