@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import io
 from typing import Any
 
 import pytest
 import torch
+from torch import nn, optim
 
 import ascend_sim
+from ascend_swap import SwapOptimizerConfig, swap_optimizer
 
 pytestmark = pytest.mark.skipif(
     ascend_sim.current() is None, reason="there is no simulated NPU: run pytest with --npu-sim"
@@ -49,6 +52,29 @@ def test_between_steps_there_are_weights_and_nothing_else(times: int, training: 
     weights = sum(block(4 * numel) for numel in SIZES)
     gradients = 2 * weights  # which `Training` holds ready
     assert active() - before == weights + gradients
+
+
+@exact
+def test_masters_and_checkpoints_take_no_byte_of_the_device() -> None:  # SO-25
+    weights = [nn.Parameter(torch.ones(n, dtype=torch.bfloat16, device="npu")) for n in SIZES]
+    before = active()
+    torch.npu.reset_peak_memory_stats()
+    optimizer = swap_optimizer(
+        optim.AdamW(weights, fused=True), SwapOptimizerConfig(master_weights=True)
+    )
+    assert torch.npu.memory_stats()["active_bytes.all.peak"] == before
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert active() == before
+    file = io.BytesIO()
+    torch.npu.reset_peak_memory_stats()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    optimizer.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.npu.memory_stats()["active_bytes.all.peak"] == before
+    assert optimizer.state[weights[3]]["master_param"].dtype == torch.float32
 
 
 def slices(times: int) -> list[list[int]]:

@@ -55,7 +55,7 @@ class HostHome:
         self._ring_bytes = 0
 
     def admit(self, cohort: Cohort) -> None:
-        """Take host memory for new slots. Masters are made and stowed slice by slice.
+        """Take host memory for new slots, and make their masters there, slice by slice.
 
         Raises:
             ConfigError: When a slot is on another device than this home was made for.
@@ -74,7 +74,8 @@ class HostHome:
                 slot = window.slot(piece)
                 if slot.has_master:
                     master = arrays.elements(slot)[MASTER][piece.start : piece.stop]
-                    master.copy_(slot.flat()[piece.start : piece.stop])
+                    # Widened on the host: the device would need memory for it.
+                    master.copy_(slot.flat()[piece.start : piece.stop].cpu())
         self._arrays[cohort] = arrays
         self._cohort_of.update(dict.fromkeys(cohort.slots, cohort))
 

@@ -148,7 +148,8 @@ def _fill(slot: Slot, home: Home, state: Mapping[str, Any] | None) -> None:
         if (value := saved.get(entry.name)) is not None:
             slot.shaped(elements[entry.name]).copy_(value)
         elif entry.name == MASTER:
-            elements[MASTER].copy_(slot.flat())
+            # Moved before it is widened: the device would need memory for it.
+            elements[MASTER].copy_(slot.flat().to(elements[MASTER].device))
         else:
             elements[entry.name].fill_(entry.fill or 0.0)
     for scalars in home.scalars(slot):

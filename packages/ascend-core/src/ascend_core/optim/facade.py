@@ -357,12 +357,21 @@ def windowed(
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}
     shared = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     optim.Optimizer.__setstate__(facade, {**shared, **hooks})
-    keys = [{**group, "params": list(map(id, group["params"]))} for group in facade.param_groups]
-    state = {id(parameter): kept for parameter, kept in optimizer.state.items()}
-    facade._load(Loading(keys, state, facade.param_groups))
-    optimizer.state.clear()
+    if optimizer.state:
+        facade._load(_moving_in(optimizer))
+        optimizer.state.clear()
+    else:
+        facade._follow()
     facade._guard = optimizer.register_step_pre_hook(_refusal(optimizer))
     return facade
+
+
+def _moving_in(optimizer: optim.Optimizer) -> Loading:
+    """The state that an optimizer has already."""
+    groups = optimizer.param_groups
+    keys = [{**group, "params": list(map(id, group["params"]))} for group in groups]
+    state = {id(parameter): kept for parameter, kept in optimizer.state.items()}
+    return Loading(keys, state, groups)
 
 
 def _refusal(optimizer: optim.Optimizer) -> Callable[..., None]:
