@@ -60,6 +60,14 @@ def test_the_demo_prints_one_table_and_writes_picture_and_figures(
         assert f"{run['final_loss']:.4f}" == plain[-1]
 
 
+def test_on_a_cpu_it_says_that_moving_to_the_host_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*TINY, "--features", "swap-optimizer", "--out", str(tmp_path)) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "swap-optimizer: moves memory to the host." in printed
+
+
 def test_a_feature_that_breaks_its_promise_ends_in_no_and_exit_code_1(
     install: Path, tmp_path: Path
 ) -> None:

@@ -43,6 +43,8 @@ class Feature:
         target: What the verb is applied to.
         bitwise: Whether loss, gradients and weights are promised to equal the plain run's, bit for
             bit.
+        moves_to_host: Whether it saves by moving memory to the host: on a CPU, whose memory is the
+            host's, it saves nothing.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Feature:
     verb: str
     target: Literal["model", "optimizer"]
     bitwise: bool = True
+    moves_to_host: bool = False
 
     def apply(self, target: object, config: object | None = None) -> Handle:
         """Import the verb and apply it.

@@ -16,4 +16,5 @@ SWAP_OPTIMIZER = Feature(
     config=SwapOptimizerConfig,
     verb="ascend_swap.optimizer:swap_optimizer",
     target="optimizer",
+    moves_to_host=True,
 )

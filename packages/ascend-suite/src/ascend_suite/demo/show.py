@@ -67,6 +67,12 @@ def show_demo(
             console.print(
                 f"{run.feature}, {run.status}: {run.reason}", highlight=False, markup=False
             )
+    moving = [name for name, feature in features.items() if feature.moves_to_host]
+    if moving and result.device == "cpu":
+        console.print(
+            f"{', '.join(moving)}: moves memory to the host. For a CPU that is the same memory, so "
+            "it only costs here; try --device npu."
+        )
     if len(result.runs) == 1:
         console.print("No feature was shown: none is installed.")
     if result.timelines:
