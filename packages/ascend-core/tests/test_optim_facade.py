@@ -560,3 +560,88 @@ def test_two_optimizers_do_not_meet() -> None:
             optimizer.step()
     assert_equal(one, plain)
     assert_equal(two, plain)
+
+
+def test_a_parameter_that_was_away_for_a_step_has_its_state_again() -> None:
+    plain, ours = parameters(100, 50), parameters(100, 50)
+    for params, optimizer in ((plain, optim.AdamW(plain)), (ours, windowed(optim.AdamW(ours)))):
+        listed = optimizer.param_groups[0]["params"]
+        for seed in range(3):
+            with_gradients(params, seed)
+            if seed == 1:
+                listed.pop(0)
+            if seed == 2:
+                listed.insert(0, params[0])
+            optimizer.step()
+        assert optimizer.state[params[0]]["step"] == 2
+    assert_equal(plain, ours)
+
+
+def test_a_new_group_inherits_nothing_from_one_that_was_removed() -> None:
+    plain, ours = parameters(100, 50), parameters(100, 50)
+    new = parameters(50), parameters(50)
+    runs = (
+        (plain, new[0], optim.AdamW([{"params": plain[:1]}, {"params": plain[1:]}])),
+        (ours, new[1], windowed(optim.AdamW([{"params": ours[:1]}, {"params": ours[1:]}]))),
+    )
+    for params, added, optimizer in runs:
+        with_gradients(params)
+        optimizer.step()
+        optimizer.param_groups.pop(1)
+        optimizer.add_param_group({"params": added})
+        with_gradients([params[0], *added], 2)
+        optimizer.step()
+    assert_equal(new[0], new[1])
+
+
+def test_a_weight_that_was_tied_to_another_leaves_its_own_behind() -> None:
+    a, b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    optimizer = windowed(optim.AdamW([a.weight, b.weight]))
+    b.weight = a.weight
+    b(a(torch.ones(2, 3))).sum().backward()
+    optimizer.step()
+    assert list(optimizer.state) == [a.weight]
+
+
+def test_the_state_takes_no_change_in_silence() -> None:
+    params = parameters(5)
+    optimizer = windowed(optim.AdamW(params))
+    with_gradients(params)
+    optimizer.step()
+    with pytest.raises(FeatureError, match="cannot be replaced entry by entry"):
+        optimizer.state.pop(params[0])
+    with pytest.raises(FeatureError, match="cannot be replaced entry by entry"):
+        optimizer.state[params[0]] = {}
+    assert optimizer.state[nn.Parameter(torch.ones(1))] == {}
+
+
+def test_what_was_removed_or_wrapped_says_so() -> None:
+    params = parameters(5)
+    inner = optim.AdamW(params)
+    optimizer = windowed(inner)
+    with pytest.raises(ConfigError, match="was wrapped already"):
+        windowed(inner)
+    saved = optimizer.state_dict()
+    optimizer.remove()
+    for call in (
+        lambda: optimizer.load_state_dict(saved),
+        lambda: optimizer.clip_grad_norm_(1.0),
+        lambda: optimizer.add_param_group({"params": parameters(3)}),
+    ):
+        with pytest.raises(FeatureError, match="was removed"):
+            call()
+    windowed(inner)
+
+
+def test_a_step_count_that_is_no_number_is_refused_before_anything_is_loaded() -> None:
+    params = parameters(5, 6)
+    optimizer = windowed(optim.AdamW(params))
+    with_gradients(params)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg"].zero_()
+    saved["state"][1]["step"] = "many"
+    before = optimizer.state[params[0]]["exp_avg"].clone()
+    with pytest.raises(ConfigError, match="is no number"):
+        optimizer.load_state_dict(saved)
+    assert bitwise_equal(optimizer.state[params[0]]["exp_avg"], before)

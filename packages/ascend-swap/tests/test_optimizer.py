@@ -446,3 +446,81 @@ def test_wrong_arguments_are_refused() -> None:
         swap_optimizer(optimizer, wrong)
     with pytest.raises(ConfigError, match="was given a list"):
         swap_optimizer(optimizer.param_groups)
+
+
+@pytest.mark.parametrize("before", FORMS)
+@pytest.mark.parametrize("after", FORMS)
+def test_a_checkpoint_of_another_form_is_loaded(
+    before: str, after: str, device: torch.device
+) -> None:
+    plain, ours = parameters(device), parameters(device)
+    left = optim.AdamW(plain, lr=1e-2, **FORMS[before])
+    train_on(left, plain, range(2))
+    right = swap_optimizer(optim.AdamW(ours, lr=1e-2, **FORMS[after]))
+    train_on(right, ours, range(3))
+    with torch.no_grad():
+        for target, source in zip(ours, plain, strict=True):
+            target.copy_(source)
+    right.load_state_dict(through_a_file(left.state_dict()))
+    train_on(left, plain, range(2, 4))
+    train_on(right, ours, range(2, 4))
+    assert all(map(bitwise_equal, plain, ours))
+
+
+def test_a_form_that_is_changed_after_a_step_is_refused_and_nothing_is_lost() -> None:
+    params = parameters(torch.device("cpu"))
+    optimizer = swap_optimizer(optim.AdamW(params, fused=True))
+    train_on(optimizer, params, range(1))
+    optimizer.param_groups[0]["fused"] = False
+    with pytest.raises(ConfigError, match="was changed after its state was made"):
+        train_on(optimizer, params, range(1))
+    optimizer.param_groups[0]["fused"] = True
+    train_on(optimizer, params, range(1))
+    assert optimizer.state[params[0]]["step"] == 2
+
+
+def test_options_may_change_before_the_first_step() -> None:
+    plain, ours = parameters(torch.device("cpu")), parameters(torch.device("cpu"))
+    runs = ((plain, optim.SGD(plain, lr=0.1)), (ours, swap_optimizer(optim.SGD(ours, lr=0.1))))
+    for params, optimizer in runs:
+        schedule = optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
+        for seed in range(3):
+            train_on(optimizer, params, range(seed, seed + 1))
+            schedule.step()
+    assert all(map(bitwise_equal, plain, ours))
+
+
+def test_after_remove_bf16_parameters_are_stepped_again() -> None:
+    params = parameters(torch.device("cpu"), torch.bfloat16)
+    inner = optim.AdamW(params)
+    optimizer = swap_optimizer(inner, SwapOptimizerConfig(master_weights=True))
+    train_on(optimizer, params, range(2))
+    optimizer.remove()
+    train_on(inner, params, range(1))
+    assert inner.state[params[0]]["exp_avg"].dtype == torch.bfloat16
+
+
+def test_a_checkpoint_file_holds_the_state_and_no_more() -> None:
+    pool = PinnedPool()
+    other = pool.allocate(1 << 20)
+    other.tensor.fill_(7)
+    params = parameters(torch.device("cpu"))
+    optimizer = swap_optimizer(optim.AdamW(params), pool=pool)
+    train_on(optimizer, params, range(1))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    assert file.tell() < 8 * 5305 + 20_000
+
+
+def test_a_scaler_with_gradients_on_the_host_is_refused() -> None:
+    weight = nn.Parameter(torch.ones(10))
+    optimizer = swap_optimizer(optim.AdamW([weight]), SwapOptimizerConfig(offload_gradients=True))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(ConfigError, match="found no gradient to look at"):
+        scaler.step(optimizer)
+
+
+def test_a_first_group_may_be_empty() -> None:
+    params = parameters(torch.device("cpu"))
+    swap_optimizer(optim.AdamW([{"params": []}, {"params": params}]))

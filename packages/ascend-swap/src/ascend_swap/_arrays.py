@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,11 +49,14 @@ class Array:
 
     Attributes:
         values: On the host, of one dimension.
+        shown: The same memory with a storage of its own, so that who saves a view saves this array
+            and not all that lies beside it in a slab.
         windows: By window number, the range that belongs to it.
         places: By slot, the range of its elements, or of the scalars of its slices.
     """
 
     values: torch.Tensor
+    shown: torch.Tensor
     moves: bool
     windows: dict[int, Range]
     places: dict[Slot, Range]
@@ -75,7 +78,13 @@ class CohortArrays:
         sizes = [plan.length * key.dtype.itemsize for key, plan in plans.items()]
         self._leases: list[Lease] = store.lease(sizes)
         self._arrays = {
-            key: Array(lease.memory.view(key.dtype), key.moves, plan.windows, plan.places)
+            key: Array(
+                lease.memory.view(key.dtype),
+                _with_own_storage(lease.memory).view(key.dtype),
+                key.moves,
+                plan.windows,
+                plan.places,
+            )
             for (key, plan), lease in zip(plans.items(), self._leases, strict=True)
         }
         for slot in cohort.slots:
@@ -143,7 +152,7 @@ class CohortArrays:
         found = {}
         for entry in slot.elements:
             array, (start, _) = self._of(slot, entry)
-            found[entry.name] = array.values[start : start + slot.parameter.numel()]
+            found[entry.name] = array.shown[start : start + slot.parameter.numel()]
         return found
 
     def scalars(self, slot: Slot) -> list[dict[str, torch.Tensor]]:
@@ -152,7 +161,7 @@ class CohortArrays:
         for entry in slot.scalars:
             array, place = self._of(slot, entry)
             for number, one in enumerate(found):
-                one[entry.name] = array.values[place.start + number]
+                one[entry.name] = array.shown[place.start + number]
         return found
 
     def used_by(self, *copies: Event) -> None:
@@ -172,6 +181,13 @@ class CohortArrays:
     def _of(self, slot: Slot, entry: Entry) -> tuple[Array, Range]:
         array = self._arrays[_key(slot, entry)]
         return array, array.places[slot]
+
+
+def _with_own_storage(memory: torch.Tensor) -> torch.Tensor:
+    """The same bytes, as the whole of a storage."""
+    begin = memory.storage_offset()
+    storage: Any = memory.untyped_storage()[begin : begin + memory.numel()]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 @dataclasses.dataclass
@@ -212,5 +228,4 @@ def _plan(cohort: Cohort) -> dict[_Key, _Plan]:
 def _key(slot: Slot, entry: Entry) -> _Key:
     if not entry.is_scalar:
         return _Key(entry.name, slot.dtype, is_scalar=False, moves=True)
-    moves = slot.scalars_on_device
-    return _Key(entry.name, slot.scalar_dtype, is_scalar=True, moves=moves)
+    return _Key(entry.name, slot.scalar_dtype, is_scalar=True, moves=slot.moves_scalars)

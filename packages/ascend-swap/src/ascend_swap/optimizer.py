@@ -78,8 +78,10 @@ def swap_optimizer(
 
 
 def _device_of(optimizer: optim.Optimizer) -> torch.device:
-    first: torch.Tensor = optimizer.param_groups[0]["params"][0]
-    return first.device
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return torch.device(parameter.device)
+    raise ConfigError("the optimizer has no parameters.", instead="give it some first.")
 
 
 def _store(config: SwapOptimizerConfig, pool: PinnedPool | None) -> Store:

@@ -34,16 +34,19 @@ def state_of(slot: Slot, home: Home) -> dict[str, torch.Tensor]:
 
 
 def for_wrapped(slot: Slot, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy of a parameter's state where the wrapped optimizer wants it."""
-    device = slot.parameter.device
-    scalars = {entry.name for entry in slot.scalars}
-    return {
-        name: value.to(
-            device if name not in scalars or slot.scalars_on_device else "cpu", copy=True
-        )
-        for name, value in state.items()
-        if name != MASTER
-    }
+    """A copy of a parameter's state, on the device and at the dtype of the wrapped optimizer."""
+    parameter = slot.parameter
+    kept = {}
+    for entry in slot.entries:
+        if entry.name not in state or entry.name == MASTER:
+            continue
+        value = state[entry.name]
+        if not entry.is_scalar:
+            kept[entry.name] = value.to(parameter.device, parameter.dtype, copy=True)
+        else:
+            device = parameter.device if slot.scalars_on_device else torch.device("cpu")
+            kept[entry.name] = value.to(device, copy=True)
+    return kept
 
 
 class Loading:
@@ -119,6 +122,12 @@ class Loading:
                 why=f"it holds {_listed(state)}, and {_listed(wanted)} is wanted.",
                 instead="load a checkpoint of the same optimizer, with the same options.",
             )
+        for entry in entries:
+            if entry.is_scalar and not _is_number(state[entry.name]):
+                raise ConfigError(
+                    f"the checkpoint's {entry.name} of {slot.name} is no number.",
+                    instead="load a checkpoint that the optimizer's state_dict() made.",
+                )
         names = [entry.name for entry in entries if not entry.is_scalar]
         for name in [*names, MASTER]:
             value = state.get(name)
@@ -131,6 +140,12 @@ class Loading:
                     f"is {list(slot.layout.size)}.",
                     instead="build the optimizer over the same parameters as when it was saved.",
                 )
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float))
 
 
 def _listed(names: Any) -> str:

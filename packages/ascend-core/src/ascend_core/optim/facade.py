@@ -23,6 +23,7 @@ from ascend_core.optim.journal import Journal, failed_because, is_torchs
 from ascend_core.optim.resident import Resident
 from ascend_core.optim.roster import Place, Roster, WindowSize
 from ascend_core.optim.rules import rule_for
+from ascend_core.optim.view import StateView
 
 __all__ = ["WindowedOptimizer", "windowed"]
 
@@ -124,6 +125,13 @@ class WindowedOptimizer(optim.Optimizer):
         """
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and not isinstance(found_inf, torch.Tensor):
+            raise ConfigError(
+                "the gradient scaler found no gradient to look at.",
+                why="with offload_gradients they are on the host when it looks, and it would miss "
+                "an inf.",
+                instead="train in BF16 without a scaler, or use release_grads instead.",
+            )
         on_device = all(slot.group.get("fused") and not slot.unmade for slot in active)
         if found_inf is not None and not on_device:
             if found_inf.item():
@@ -146,6 +154,7 @@ class WindowedOptimizer(optim.Optimizer):
         Returns:
             The total norm before clipping; 0-d, on the gradients' device.
         """
+        self._check_usable()
         self._follow()
         found = [s for s in self._roster.slots if self._gradients.has(s)]
         if not found:
@@ -168,6 +177,7 @@ class WindowedOptimizer(optim.Optimizer):
         Raises:
             HostMemoryError: When there is no room. The group was not added then.
         """
+        self._check_usable()
         super().add_param_group(param_group)
         try:
             self._follow()
@@ -177,7 +187,10 @@ class WindowedOptimizer(optim.Optimizer):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
-        """What is kept for each parameter that was stepped: live tensors, wherever they live."""
+        """What is kept for each parameter that was stepped: live tensors, wherever they live.
+
+        The tensors may be written to; the mapping itself is made anew and takes nothing.
+        """
         self._check_usable()
         self._check_not_interrupted("reading the state")
         return self._visible_state()
@@ -187,11 +200,11 @@ class WindowedOptimizer(optim.Optimizer):
             self._home.settle()
         except RuntimeError as error:
             raise self._fail(error) from error
-        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        for slot in self._roster.slots:
-            if slot.is_stepped and slot.entries:
-                state[slot.parameter] = state_of(slot, self._home)
-        return state
+        return StateView(
+            (slot.parameter, state_of(slot, self._home))
+            for slot in self._roster.slots
+            if slot.is_stepped and slot.entries
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of the plain one that it wraps.
@@ -206,6 +219,7 @@ class WindowedOptimizer(optim.Optimizer):
         Raises:
             ConfigError: When it does not fit these parameters. Nothing was loaded then.
         """
+        self._check_not_removed()
         loaded = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = hook(self, loaded) or loaded
@@ -269,12 +283,15 @@ class WindowedOptimizer(optim.Optimizer):
         self._gradients.follow(self._roster.slots)
         self._watch.follow(p for group in self.param_groups for p in group["params"])
 
-    def _check_usable(self) -> None:
+    def _check_not_removed(self) -> None:
         if self._roster.is_closed:
             raise FeatureError(
                 "this optimizer was removed.",
                 instead="use the optimizer that it was made from.",
             )
+
+    def _check_usable(self) -> None:
+        self._check_not_removed()
         if self._journal is not None and self._journal.failure is not None:
             raise self._journal.failure
 
@@ -362,7 +379,7 @@ def windowed(
         optimizer.state.clear()
     else:
         facade._follow()
-    facade._guard = optimizer.register_step_pre_hook(_refusal(optimizer))
+    facade._guard = optimizer.register_step_pre_hook(_Refusal(optimizer))
     return facade
 
 
@@ -374,19 +391,19 @@ def _moving_in(optimizer: optim.Optimizer) -> Loading:
     return Loading(keys, state, groups)
 
 
-def _refusal(optimizer: optim.Optimizer) -> Callable[..., None]:
+class _Refusal:
     """A hook, shared by both, that refuses to step the wrapped optimizer by itself."""
-    wrapped = weakref.ref(optimizer)
 
-    def refuse(stepped: optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if stepped is wrapped():
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self._wrapped = weakref.ref(optimizer)
+
+    def __call__(self, stepped: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if stepped is self._wrapped():
             raise FeatureError(
                 f"this {type(stepped).__name__} was wrapped, and its own step() was called.",
                 why="its state lives with the windowed optimizer that was made from it.",
                 instead="call step() of that one, or remove() it first.",
             )
-
-    return refuse
 
 
 def _checked_size(times: int | None, window_bytes: int | None) -> WindowSize:
@@ -411,6 +428,12 @@ def _check_options(optimizer: optim.Optimizer) -> None:
         raise ConfigError(
             "the optimizer is a windowed one already.",
             instead="give every option at once to the optimizer that it was made from.",
+        )
+    if any(isinstance(hook, _Refusal) for hook in optimizer._optimizer_step_pre_hooks.values()):
+        raise ConfigError(
+            "the optimizer was wrapped already.",
+            why="its state lives with the windowed optimizer that was made from it.",
+            instead="use that one, or remove() it first.",
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ConfigError(

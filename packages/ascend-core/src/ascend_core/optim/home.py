@@ -32,6 +32,8 @@ class Slot:
         device: Of the parameter when it was taken in.
         layout: Of the parameter; the order of its memory is the order of all that is kept.
         unmade: The entries that its first step is still to make.
+        scalar_dtype: Of what is kept once; as torch chooses it.
+        moves_scalars: Whether the kernels read it on the device, by the options of then.
         is_stepped: Whether it has been stepped, so that it has state in the eyes of its user.
         slices: Into how many slices it was cut.
     """
@@ -53,6 +55,8 @@ class Slot:
         self.dtype = torch.float32 if master else parameter.dtype
         self.entries = (Entry(MASTER, fill=None), *entries) if master else entries
         self.has_master = master
+        self.scalar_dtype = torch.float32 if group.get("fused") else scalar_dtype()
+        self.moves_scalars = self.scalars_on_device
         self.is_stepped = False
         self.slices = 0
         self.unmade = {e.name for e in entries if e.fill is None}
@@ -69,13 +73,8 @@ class Slot:
 
     @property
     def scalars_on_device(self) -> bool:
-        """Whether torch's kernels read the scalars on the device."""
+        """Whether torch's kernels read the scalars on the device, by the options of now."""
         return bool(self.group.get("fused") or self.group.get("capturable"))
-
-    @property
-    def scalar_dtype(self) -> torch.dtype:
-        """Of what is kept once; as torch chooses it."""
-        return torch.float32 if self.group.get("fused") else scalar_dtype()
 
     def flat(self) -> torch.Tensor:
         """The parameter as it lies in memory: a detached view of shape [numel].
@@ -99,7 +98,7 @@ class Slot:
         """Whether another tensor has the shape, strides, dtype and device of the parameter."""
         old, new = self.layout, checked_layout(parameter, self.name)
         return parameter.device == self.device and (
-            (old.size, old.stride, old.dtype) == (new.size, new.stride, new.dtype)
+            (old.size, _order(old), old.dtype) == (new.size, _order(new), new.dtype)
         )
 
     def replace(self, parameter: torch.Tensor) -> None:
@@ -146,6 +145,12 @@ def checked_layout(parameter: torch.Tensor, name: str) -> Layout:
             instead="make the parameter from a contiguous tensor.",
         )
     return layout
+
+
+def _order(layout: Layout) -> list[int]:
+    """The strides that matter: that of a dimension of one element may be anything."""
+    sized = zip(layout.size, layout.stride, strict=True)
+    return [stride for size, stride in sized if size != 1]
 
 
 def _describe(layout: Layout, device: torch.device) -> str:

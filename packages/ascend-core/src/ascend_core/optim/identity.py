@@ -67,6 +67,8 @@ class ParameterWatch:
         if not self._left:
             return
         new = {key: _successor(self._known[key], left) for key, left in self._left.items()}
+        # A module that was tied to another parameter of the optimizer has left its own behind.
+        new = {key: found for key, found in new.items() if id(found) not in self._known}
         for group in groups:
             group["params"][:] = [new.get(id(old), old) for old in group["params"]]
         self._left.clear()

@@ -48,9 +48,10 @@ class Roster:
     """Follows `param_groups`, which anybody may change between two steps.
 
     [Note: by identity, then by place]
-    A parameter that is known keeps its state wherever it stands now. One that is not known, where
-    a known one stood that is nowhere any more, has taken its place: wrappers put other tensors into
-    `param_groups`, and `load_state_dict(assign=True)` makes new ones. All others are newcomers.
+    A parameter that is known keeps its state wherever it stands now, also when it was nowhere for
+    a while. One that is not known, where a known one stood in the same group that is nowhere any
+    more, has taken its place: wrappers put other tensors into `param_groups`, and
+    `load_state_dict(assign=True)` makes new ones. All others are newcomers.
     """
 
     def __init__(self, rule: Rule, home: Home, size: WindowSize, *, master_weights: bool) -> None:
@@ -60,6 +61,7 @@ class Roster:
         self._master_weights = master_weights
         self._elements: int | None = None
         self._slots: dict[Place, Slot] = {}
+        self._away: set[Slot] = set()  # with state, and in no group now
         self._cohorts: list[Cohort] = []
         self.is_closed = False
 
@@ -90,17 +92,25 @@ class Roster:
             for g, group in enumerate(groups)
             for i, parameter in enumerate(group["params"])
         }
-        known = {id(slot.parameter): slot for slot in self._slots.values()}
+        known = {id(slot.parameter): slot for slot in (*self._away, *self._slots.values())}
         _check_distinct(listed)
         here = {id(parameter) for parameter in listed.values()}
-        left = {p: slot for p, slot in self._slots.items() if id(slot.parameter) not in here}
+        left = {
+            place: slot
+            for place, slot in self._slots.items()
+            if id(slot.parameter) not in here
+            and place.group < len(groups)
+            and slot.group is groups[place.group]
+        }
         slots: dict[Place, Slot] = {}
         newcomers = []
         for place, parameter in listed.items():
             group = groups[place.group]
             slot = known.get(id(parameter)) or left.get(place)
-            if slot is not None and not (slot.is_stepped or slot.still_is(parameter)):
-                slot = None  # nothing is lost: it has no state yet
+            if slot is not None and not slot.is_stepped:
+                slot.group = group
+                if not (slot.still_is(parameter) and self._fits(slot)):
+                    slot = None  # nothing is lost: it has no state yet
             if slot is None:
                 if not self._wants(parameter) and place not in also:
                     continue
@@ -112,10 +122,12 @@ class Roster:
             self._check_entries(slot)
             slots[place] = slot
         _check_one_device(slots.values())
-        self._dismiss_all_but(slots.values())
+        present = set(slots.values())
+        away = {s for s in (*self._away, *self._slots.values()) if s.is_stepped} - present
+        self._dismiss_all_but(present | away)
         if newcomers:
             self._cohorts.append(self._admitted(newcomers))
-        self._slots = slots
+        self._slots, self._away = slots, away
 
     def rebuild(self) -> Sequence[Cohort]:
         """Make room anew where options that were loaded changed what is kept.
@@ -131,7 +143,7 @@ class Roster:
             for place, slot in self._slots.items()
         }
         self._cohorts = [self._admitted(list(slots.values()))]
-        self._slots = slots
+        self._slots, self._away = slots, set()
         return old
 
     def entries_with(self, slot: Slot, options: Mapping[str, Any]) -> tuple[Entry, ...]:
@@ -146,7 +158,7 @@ class Roster:
         """Give all room back."""
         for cohort in self._cohorts:
             self._home.dismiss(cohort)
-        self._cohorts, self._slots, self.is_closed = [], {}, True
+        self._cohorts, self._slots, self._away, self.is_closed = [], {}, set(), True
 
     def _dismiss_all_but(self, slots: Collection[Slot]) -> None:
         """Give back the room of cohorts that are gone from the groups altogether."""
@@ -172,8 +184,10 @@ class Roster:
         return cohort
 
     def _fits(self, slot: Slot) -> bool:
+        """Whether what is kept for a slot, and where, is what its group's options ask for."""
         kept = [entry.name for entry in slot.entries[slot.has_master :]]
-        return kept == [entry.name for entry in self._rule(slot.group)]
+        is_there = self._home.in_place or slot.moves_scalars == slot.scalars_on_device
+        return is_there and kept == [entry.name for entry in self._rule(slot.group)]
 
     def _check_entries(self, slot: Slot) -> None:
         if not self._fits(slot):
@@ -181,7 +195,7 @@ class Roster:
             raise ConfigError(
                 f"an option of the group of {slot.name} was changed after its state was made.",
                 why=f"the state is {kept}; with the new options the optimizer keeps something "
-                "else.",
+                "else, or elsewhere.",
                 instead="build the optimizer again with the options that you want.",
             )
 
