@@ -113,7 +113,7 @@ def npu(session: nox.Session) -> None:
 
     def run(arguments: list[str]) -> object:
         pytest = [".nox/npu/bin/python", "-m", "pytest", *arguments, *session.posargs]
-        variables = {**strict, **(SWAP_NPU if SWAP in arguments[1] else {})}
+        variables = {**strict, **(SWAP_NPU if any(SWAP in one for one in arguments) else {})}
         return session.run(*pytest, env=variables, external=True, silent=True)
 
     # The equality of optimizers on the CPU needs no second run here.
