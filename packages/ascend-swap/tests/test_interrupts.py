@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -61,16 +63,22 @@ def test_at_every_operator(
         trained = training(SIZES, 4, **kind)
         trained.train(1)
         trained.backward(1)
-        try:
-            with InterruptedAt(nth, behind=behind):
-                trained.optimizer.step()
-        except KeyboardInterrupt:
-            trained.optimizer.step()
-        else:
+        if not interrupted(trained, InterruptedAt(nth, behind=behind)):
             break
         finish(trained)
         assert same(trained.train(1, 2), right), nth
     assert nth > 30
+
+
+def interrupted(trained: Any, context: AbstractContextManager[Any]) -> bool:
+    """Step inside a context; say whether that was interrupted, and finish the step if it was."""
+    try:
+        with context:
+            trained.optimizer.step()
+    except KeyboardInterrupt:
+        trained.optimizer.step()
+        return True
+    return False
 
 
 def finish(trained: Any) -> None:
@@ -95,7 +103,7 @@ def test_at_every_call_of_the_transfer(
     real = getattr(Transfer, method)
     left = 0
 
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
+    def interrupting(*args: Any, **kwargs: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0 and not behind:
@@ -105,17 +113,13 @@ def test_at_every_call_of_the_transfer(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Transfer, method, interrupted)
+    monkeypatch.setattr(Transfer, method, interrupting)
     for nth in range(1, 100):
         trained = training(SIZES, 4, **kind)
         trained.train(1)
         trained.backward(1)
         left = nth
-        try:
-            trained.optimizer.step()
-        except KeyboardInterrupt:
-            trained.optimizer.step()
-        else:
+        if not interrupted(trained, contextlib.nullcontext()):
             break
         finish(trained)
         assert same(trained.train(1, 2), right), nth
@@ -154,12 +158,12 @@ def test_a_copy_of_an_interrupted_step_does_not_reach_what_was_loaded(
     trained.backward(1)
     real = Transfer.send
 
-    def interrupted(*args: Any) -> None:
+    def interrupting(*args: Any) -> None:
         real(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transfer, "send", interrupted)
+        patch.setattr(Transfer, "send", interrupting)
         with pytest.raises(KeyboardInterrupt):
             trained.optimizer.step()
     trained.optimizer.load_state_dict(checkpoint)
@@ -177,12 +181,7 @@ def test_each_gradient_is_released_once_however_often_the_step_is_interrupted(
     for nth in range(1, 1000):
         trained = training(SIZES, 4, device=str(device), fused=True, release_grads=True)
         trained.backward(1)
-        try:
-            with InterruptedAt(nth, behind=True):
-                trained.optimizer.step()
-        except KeyboardInterrupt:
-            trained.optimizer.step()
-        else:
+        if not interrupted(trained, InterruptedAt(nth, behind=True)):
             break
         assert all(parameter.grad is None for parameter in trained.parameters)
     assert nth > 30

@@ -204,6 +204,13 @@ def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+def assert_unchanged(optimizer: optim.Optimizer, before: dict[str, Any]) -> None:
+    now = optimizer.state_dict()
+    assert now["param_groups"] == before["param_groups"]
+    for key, state in before["state"].items():
+        assert all(bitwise_equal(state[name], now["state"][key][name]) for name in state)
+
+
 WRAPS: dict[str, Callable[[optim.Optimizer], optim.Optimizer]] = {
     "plain": lambda optimizer: optimizer,
     "resident": lambda optimizer: windowed(optimizer, times=2),
@@ -345,10 +352,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
     spoil(saved)
     with pytest.raises(ConfigError, match=why):
         optimizer.load_state_dict(saved)
-    now = optimizer.state_dict()
-    assert now["param_groups"] == before["param_groups"]
-    for key, state in before["state"].items():
-        assert all(bitwise_equal(state[name], now["state"][key][name]) for name in state)
+    assert_unchanged(optimizer, before)
 
 
 def test_a_checkpoint_with_other_options_that_does_not_fit_changes_nothing() -> None:
@@ -361,10 +365,7 @@ def test_a_checkpoint_with_other_options_that_does_not_fit_changes_nothing() -> 
     saved["state"][3]["max_exp_avg_sq"] = torch.ones(3)
     with pytest.raises(ConfigError, match="max_exp_avg_sq"):
         right.load_state_dict(saved)
-    now = right.state_dict()
-    assert now["param_groups"] == before["param_groups"]
-    for key, state in before["state"].items():
-        assert all(bitwise_equal(state[name], now["state"][key][name]) for name in state)
+    assert_unchanged(right, before)
 
 
 def test_a_model_that_was_converted_after_a_step_is_refused() -> None:
