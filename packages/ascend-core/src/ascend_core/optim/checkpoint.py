@@ -41,11 +41,10 @@ def for_wrapped(slot: Slot, state: Mapping[str, torch.Tensor]) -> dict[str, torc
         if entry.name not in state or entry.name == MASTER:
             continue
         value = state[entry.name]
-        if not entry.is_scalar:
-            kept[entry.name] = value.to(parameter.device, parameter.dtype, copy=True)
+        if entry.is_scalar:
+            kept[entry.name] = value.to(slot.scalar_device, copy=True)
         else:
-            device = parameter.device if slot.scalars_on_device else torch.device("cpu")
-            kept[entry.name] = value.to(device, copy=True)
+            kept[entry.name] = value.to(parameter.device, parameter.dtype, copy=True)
     return kept
 
 

@@ -269,14 +269,12 @@ class _Step:
         slot, piece = held.slot, held.piece
         weight = self._flat[slot][piece.start : piece.stop]
         gradient = incoming.slice(slot, piece)
-        if self._copies_gradient(slot):
-            copy = scratch.take(piece.numel, slot.dtype)
+        if self._needs_wide(slot):
+            wide = scratch.take(piece.numel, slot.dtype)
             if slot.has_master:
-                _adopt(held.elements[MASTER], weight, copy, scratch)
-            gradient = self._scaled(slot, gradient, copy, scratch)
-        elif slot.has_master:
-            copy = scratch.take(piece.numel, slot.dtype)
-            _adopt(held.elements[MASTER], weight, copy, scratch)
+                _adopt(held.elements[MASTER], weight, wide, scratch)
+            if self._copies_gradient(slot):
+                gradient = self._scaled(slot, gradient, wide, scratch)
         target = weight
         if slot.has_master:
             target = held.elements[MASTER]
@@ -297,6 +295,10 @@ class _Step:
             or self._scaling.clip is not None
             or (self._scaling.grad_scale is not None and not slot.group.get("fused"))
         )
+
+    def _needs_wide(self, slot: Slot) -> bool:
+        """Whether a slice takes scratch at its slot's dtype: for its weight, then its gradient."""
+        return slot.has_master or self._copies_gradient(slot)
 
     def _scaled(
         self, slot: Slot, gradient: torch.Tensor, copy: torch.Tensor, scratch: Arena
@@ -323,7 +325,7 @@ class _Step:
             if slot not in self._active:
                 continue
             wide, own = slot.dtype.itemsize, slot.parameter.dtype.itemsize
-            if self._copies_gradient(slot) or slot.has_master:
+            if self._needs_wide(slot):
                 total += aligned(piece.numel * wide)
             if self._scaling.clip is not None and self._gradients[slot].dtype != slot.dtype:
                 total += aligned(piece.numel * self._gradients[slot].dtype.itemsize)

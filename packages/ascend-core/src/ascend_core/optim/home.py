@@ -76,6 +76,11 @@ class Slot:
         """Whether torch's kernels read the scalars on the device, by the options of now."""
         return bool(self.group.get("fused") or self.group.get("capturable"))
 
+    @property
+    def scalar_device(self) -> torch.device:
+        """Where torch's kernels read the scalars, by the options of now."""
+        return self.parameter.device if self.scalars_on_device else torch.device("cpu")
+
     def flat(self) -> torch.Tensor:
         """The parameter as it lies in memory: a detached view of shape [numel].
 

@@ -87,7 +87,7 @@ class _ResidentWalk:
 
 def _placed(slot: Slot, scalars: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The scalars where the kernels want them: the options of a group may have changed."""
-    device = slot.parameter.device if slot.scalars_on_device else torch.device("cpu")
+    device = slot.scalar_device
     for name, scalar in scalars.items():
         if scalar.device != device:
             scalars[name] = scalar.to(device)
@@ -107,6 +107,5 @@ def _new_elements(slot: Slot) -> dict[str, torch.Tensor]:
 
 
 def _new_scalars(slot: Slot) -> dict[str, torch.Tensor]:
-    device = slot.parameter.device if slot.scalars_on_device else torch.device("cpu")
-    dtype = slot.scalar_dtype
+    device, dtype = slot.scalar_device, slot.scalar_dtype
     return {e.name: torch.full((), e.fill or 0.0, dtype=dtype, device=device) for e in slot.scalars}

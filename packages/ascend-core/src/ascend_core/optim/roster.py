@@ -107,9 +107,9 @@ class Roster:
         for place, parameter in listed.items():
             group = groups[place.group]
             slot = known.get(id(parameter)) or left.get(place)
-            if slot is not None and not slot.is_stepped:
+            if slot is not None:
                 slot.group = group
-                if not (slot.still_is(parameter) and self._fits(slot)):
+                if not (slot.is_stepped or (slot.still_is(parameter) and self._fits(slot))):
                     slot = None  # nothing is lost: it has no state yet
             if slot is None:
                 if not self._wants(parameter) and place not in also:
@@ -118,7 +118,6 @@ class Roster:
                 newcomers.append(slot)
             elif slot.parameter is not parameter:
                 slot.replace(parameter)
-            slot.group = group
             self._check_entries(slot)
             slots[place] = slot
         _check_one_device(slots.values())
