@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ascend_core.memory import measure_peak
 from ascend_core.testing import (
     assert_bitwise_equal,
     bitwise_equal,
@@ -93,10 +92,8 @@ def assert_dropped(program: Callable[[], object], nbytes: int) -> None:
     figures = []
     for region in (contextlib.nullcontext(), rebuild_region(ALL)):
         torch.manual_seed(0)
-        with measure_peak(torch.get_default_device()) as memory, region:
-            kept = program()
-        figures.append(memory.held_bytes)
-        del kept
+        with region:
+            figures.append(held_bytes(program, device=torch.get_default_device()))
     assert figures[0] - figures[1] == nbytes
 
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from ascend_core.memory import measure_peak
-from ascend_core.testing import bitwise_equal
+from ascend_core.testing import bitwise_equal, held_bytes
 from ascend_recompute import policy
 from ascend_recompute.activation import rebuild_region
 from ascend_recompute.policy import Policy
@@ -64,10 +64,8 @@ def assert_holds_no_more(program: Callable[[], object]) -> None:
     held = []
     for region in (contextlib.nullcontext(), rebuild_region(EVERYTHING)):
         torch.manual_seed(0)
-        with measure_peak(torch.get_default_device()) as memory, region:
-            kept = program()
-        held.append(memory.held_bytes)
-        del kept
+        with region:
+            held.append(held_bytes(program, device=torch.get_default_device()))
     plain, ours = held
     assert ours <= plain
 
