@@ -23,7 +23,17 @@ from typing import Any
 import torch
 
 from ascend_core.errors import ConfigError
-from ascend_core.optim import MASTER, Arena, Cohort, CohortWindow, Held, Slot
+from ascend_core.optim import (
+    MASTER,
+    Arena,
+    Cohort,
+    CohortWindow,
+    Held,
+    Kernel,
+    Masters,
+    Slot,
+    StoredMasters,
+)
 from ascend_core.streams import Event
 from ascend_core.transfer import Transfer
 from ascend_swap._arrays import CohortArrays
@@ -44,9 +54,11 @@ class HostHome:
 
     in_place = False
     early = True
+    kernel: Kernel | None = None
 
     def __init__(self, device: torch.device, store: Store) -> None:
         self.transfer = Transfer(device)
+        self.masters: Masters = StoredMasters(self.elements)
         self._store = store
         self._arrays: dict[Cohort, CohortArrays] = {}
         self._cohort_of: dict[Slot, Cohort] = {}
@@ -109,6 +121,9 @@ class HostHome:
         """Block the host until every way out has ended, those of interrupted steps included."""
         self.transfer.finish_sends()
         self._written.clear()
+
+    def tidy(self) -> None:
+        """All is kept."""
 
     def written(self, window: CohortWindow) -> tuple[Event, ...]:
         """The last way out of a window, if it may still be under way."""

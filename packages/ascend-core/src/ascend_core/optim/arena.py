@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 __all__ = ["Arena", "aligned"]
@@ -33,6 +36,15 @@ class Arena:
         cut = self.memory.narrow(0, self._used, nbytes).view(dtype)
         self._used += aligned(nbytes)
         return cut
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Count what is taken inside as free again behind it."""
+        used = self._used
+        try:
+            yield
+        finally:
+            self._used = used
 
     def rewind(self) -> None:
         """Count everything as free again."""

@@ -29,7 +29,7 @@ def state_of(slot: Slot, home: Home) -> dict[str, torch.Tensor]:
         if entry.name not in slot.unmade and entry.name != MASTER:
             state[entry.name] = slot.shaped(elements[entry.name])
     if slot.has_master:
-        state[MASTER] = slot.shaped(elements[MASTER])
+        state[MASTER] = slot.shaped(home.masters.read(slot))
     return state
 
 
@@ -159,11 +159,11 @@ def _fill(slot: Slot, home: Home, state: Mapping[str, Any] | None) -> None:
     slot.unmade -= {name for name in slot.unmade if saved.get(name) is not None}
     elements = home.elements(slot)
     for entry in slot.elements:
-        if (value := saved.get(entry.name)) is not None:
+        value = saved.get(entry.name)
+        if entry.name == MASTER:
+            home.masters.load(slot, value)
+        elif value is not None:
             slot.shaped(elements[entry.name]).copy_(value)
-        elif entry.name == MASTER:
-            # Moved before it is widened: the device would need memory for it.
-            elements[MASTER].copy_(slot.flat().to(elements[MASTER].device))
         else:
             elements[entry.name].fill_(entry.fill or 0.0)
     for scalars in home.scalars(slot):

@@ -23,11 +23,6 @@ good. A kernel fails when it runs, and whoever waits for the device next is told
 and `state_dict` are such places; each says then that the optimizer failed. The user's own code may
 be told first (`loss.item()`), and an optimizer cannot know of an error that somebody else has
 taken: after one, weights and state are not to be trusted, whose kernel it ever was.
-
-[Note: a weight that somebody else wrote]
-Where there is an FP32 master, the weight should be the master rounded. Where its bits are not, it
-was written by somebody else (a checkpoint, an EMA, a broadcast, a flat buffer that it lies in), and
-the written value becomes the master. This is decided on the device, element by element.
 """
 
 from __future__ import annotations
@@ -161,6 +156,8 @@ class _Step:
         self._scaling = scaling
         self._journal = journal
         self._in_place = engine.home.in_place
+        self._masters = engine.home.masters
+        self._kernel = engine.home.kernel
         slots = {window.slot(piece) for window in windows for piece in window.slices} & active
         self._gradients = {slot: engine.gradients.flat(slot) for slot in slots}
         self._flat = {slot: slot.flat() for slot in slots}
@@ -196,7 +193,7 @@ class _Step:
             held = walk.enter(number)
             incoming.enter(number)
             targets = self._computed(held, incoming, scratch)
-            self._commit(walk, number, held, targets)
+            self._commit(walk, number, held, targets, scratch)
             self._journal.finish(window)
             self._release(window)
 
@@ -206,9 +203,17 @@ class _Step:
     def _computed(self, held: list[Held], incoming: Incoming, scratch: Arena) -> Targets:
         """Run the class's own step; forms that are not fused know nothing of scaling."""
         scratch.rewind()
-        mine = [one for one in held if one.slot in self._active]
-        targets = [(self._target(one, incoming, scratch), one) for one in mine]
+        by_kernel: list[tuple[Held, torch.Tensor]] = []
+        by_torch: list[tuple[Held, torch.Tensor]] = []
+        for one in held:
+            if one.slot in self._active:
+                gradient = self._gradient(one, incoming, scratch)
+                (by_kernel if self._has_kernel(one.slot) else by_torch).append((one, gradient))
+        targets = [(self._target(one, gradient, scratch), one) for one, gradient in by_torch]
         self._journal.is_computing_in_place = self._in_place
+        for one, gradient in by_kernel:
+            assert self._kernel is not None
+            self._kernel.step(one, self._weight(one), gradient)
         parts: dict[tuple[bool, bool], list[tuple[torch.Tensor, Held]]] = {}
         for target, one in targets:
             parts.setdefault(_form(one.slot), []).append((target, one))
@@ -218,16 +223,17 @@ class _Step:
             for target, one in part:
                 for name in one.slot.unmade:
                     one.elements[name].copy_(shadow.state[target][name])
-        self._journal.is_computing_in_place = False
         return targets
 
-    def _commit(self, walk: Walk, number: int, held: list[Held], targets: Targets) -> None:
+    def _commit(
+        self, walk: Walk, number: int, held: list[Held], targets: Targets, scratch: Arena
+    ) -> None:
         def write() -> None:
             for target, one in targets:
-                self._write_weight(one, target)
+                self._write_weight(one, target, scratch)
             walk.leave(number, held)
-            for _, one in targets:
-                if one.piece.is_last:
+            for one in held:
+                if one.piece.is_last and one.slot in self._active:
                     one.slot.unmade.clear()
                     one.slot.is_stepped = True
 
@@ -264,53 +270,55 @@ class _Step:
 
     # What is stepped, and what that needs of scratch.
 
-    def _target(self, held: Held, incoming: Incoming, scratch: Arena) -> torch.Tensor:
+    def _weight(self, held: Held) -> torch.Tensor:
+        return self._flat[held.slot][held.piece.start : held.piece.stop]
+
+    def _gradient(self, held: Held, incoming: Incoming, scratch: Arena) -> torch.Tensor:
+        """A slice's gradient, or the copy of it that is stepped with."""
+        gradient = incoming.slice(held.slot, held.piece)
+        return self._scaled(held.slot, gradient, scratch) if self._copies(held.slot) else gradient
+
+    def _target(self, held: Held, gradient: torch.Tensor, scratch: Arena) -> torch.Tensor:
         """The tensor that torch steps for a slice: master, weight or a copy of it, with `.grad`."""
-        slot, piece = held.slot, held.piece
-        weight = self._flat[slot][piece.start : piece.stop]
-        gradient = incoming.slice(slot, piece)
-        if self._needs_wide(slot):
-            wide = scratch.take(piece.numel, slot.dtype)
-            if slot.has_master:
-                _adopt(held.elements[MASTER], weight, wide, scratch)
-            if self._copies_gradient(slot):
-                gradient = self._scaled(slot, gradient, wide, scratch)
-        target = weight
-        if slot.has_master:
-            target = held.elements[MASTER]
+        target = weight = self._weight(held)
+        if held.slot.has_master:
+            target = self._masters.open(held, weight, scratch)
         elif not self._in_place:
-            target = scratch.take(piece.numel, slot.dtype).copy_(weight)
+            target = scratch.take(weight.numel(), weight.dtype).copy_(weight)
         target.grad = gradient
         return target
 
-    def _write_weight(self, held: Held, target: torch.Tensor) -> None:
-        if held.slot.has_master or not self._in_place:
-            self._flat[held.slot][held.piece.start : held.piece.stop].copy_(target)
+    def _write_weight(self, held: Held, target: torch.Tensor, scratch: Arena) -> None:
+        if held.slot.has_master:
+            self._masters.write(held, self._weight(held), target, scratch)
+        elif not self._in_place:
+            self._weight(held).copy_(target)
 
-    def _copies_gradient(self, slot: Slot) -> bool:
+    def _has_kernel(self, slot: Slot) -> bool:
+        return self._kernel is not None and self._kernel.takes(slot, self._gradients[slot].dtype)
+
+    def _copies(self, slot: Slot) -> bool:
         """Whether the step works on a copy: never change a gradient that may be needed again."""
         return (
             not self._in_place
-            or self._gradients[slot].dtype != slot.dtype
             or self._scaling.clip is not None
             or (self._scaling.grad_scale is not None and not slot.group.get("fused"))
+            or (self._gradients[slot].dtype != slot.dtype and not self._has_kernel(slot))
         )
 
-    def _needs_wide(self, slot: Slot) -> bool:
-        """Whether a slice takes scratch at its slot's dtype: for its weight, then its gradient."""
-        return slot.has_master or self._copies_gradient(slot)
+    def _clips_before_widening(self, slot: Slot) -> bool:
+        """Whether clipping is done, and rounded, in another dtype: the gradient's, as by torch."""
+        return self._scaling.clip is not None and self._gradients[slot].dtype != slot.dtype
 
-    def _scaled(
-        self, slot: Slot, gradient: torch.Tensor, copy: torch.Tensor, scratch: Arena
-    ) -> torch.Tensor:
-        """The gradient in the slot's dtype, clipped and unscaled."""
-        clip = self._scaling.clip
-        if clip is not None and gradient.dtype != slot.dtype:
-            # Clipping is done, and rounded, in the gradient's own dtype, as it is by torch.
-            own = scratch.take(gradient.numel(), gradient.dtype)
-            gradient = torch.mul(gradient, clip, out=own)
-            clip = None
-        copy.copy_(gradient)
+    def _scaled(self, slot: Slot, gradient: torch.Tensor, scratch: Arena) -> torch.Tensor:
+        """A copy of a gradient in the slot's dtype, clipped and unscaled."""
+        copy, clip = scratch.take(gradient.numel(), slot.dtype), self._scaling.clip
+        with scratch.passing():
+            if clip is not None and self._clips_before_widening(slot):
+                own = scratch.take(gradient.numel(), gradient.dtype)
+                gradient = torch.mul(gradient, clip, out=own)
+                clip = None
+            copy.copy_(gradient)
         if clip is not None:
             copy.mul_(clip)
         if self._unscale is not None and not slot.group.get("fused"):
@@ -318,39 +326,24 @@ class _Step:
         return copy
 
     def _scratch_bytes(self, window: CohortWindow) -> int:
-        """The most that `_target` takes for all slices of a window."""
-        total = 0
+        """The most that a window takes of scratch: what stays until its end, and what passes."""
+        kept, passing = 0, 0
         for piece in window.slices:
-            slot = window.slot(piece)
+            slot, numel = window.slot(piece), piece.numel
             if slot not in self._active:
                 continue
-            wide, own = slot.dtype.itemsize, slot.parameter.dtype.itemsize
-            if self._needs_wide(slot):
-                total += aligned(piece.numel * wide)
-            if self._scaling.clip is not None and self._gradients[slot].dtype != slot.dtype:
-                total += aligned(piece.numel * self._gradients[slot].dtype.itemsize)
-            if slot.has_master:
-                total += aligned(piece.numel * own) + aligned(piece.numel)
+            if self._copies(slot):
+                kept += aligned(numel * slot.dtype.itemsize)
+                if self._clips_before_widening(slot):
+                    passing = max(passing, aligned(numel * self._gradients[slot].dtype.itemsize))
+            if slot.has_master and not self._has_kernel(slot):
+                kept += aligned(self._masters.kept_bytes(numel))
+                passing = max(passing, self._masters.passing_bytes(slot, numel))
             elif not self._in_place:
-                total += aligned(piece.numel * wide)
-        return total
+                kept += aligned(numel * slot.dtype.itemsize)
+        return kept + passing
 
 
 def _form(slot: Slot) -> tuple[bool, bool]:
     """What the slices of one call of torch must have in common: fused, and the first step."""
     return bool(slot.group.get("fused")), bool(slot.unmade)
-
-
-def _adopt(master: torch.Tensor, weight: torch.Tensor, wide: torch.Tensor, scratch: Arena) -> None:
-    """Put the weight into the master where its bits are not the master's, rounded.
-
-    Args:
-        master: FP32, [n].
-        weight: BF16 or FP16, [n].
-        wide: FP32, [n]; overwritten.
-        scratch: Gives 3 bytes for each element.
-    """
-    rounded = scratch.take(master.numel(), weight.dtype).copy_(master)
-    is_same = scratch.take(master.numel(), torch.bool)
-    torch.eq(rounded.view(torch.int16), weight.view(torch.int16), out=is_same)
-    torch.where(is_same, master, wide.copy_(weight), out=master)

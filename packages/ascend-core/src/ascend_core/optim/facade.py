@@ -169,6 +169,7 @@ class WindowedOptimizer(optim.Optimizer):
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
         self._clip = None
         self._gradients.clear(set_to_none=set_to_none)
+        self._home.tidy()
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

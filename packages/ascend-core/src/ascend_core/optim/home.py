@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -13,6 +13,9 @@ from ascend_core.errors import ConfigError
 from ascend_core.layout import Layout, read
 from ascend_core.optim.rules import Entry, scalar_dtype
 from ascend_core.optim.windows import Slice, Window
+
+if TYPE_CHECKING:
+    from ascend_core.optim.masters import Kernel, Masters
 
 __all__ = ["MASTER", "Cohort", "CohortWindow", "Held", "Home", "Slot", "Walk"]
 
@@ -236,10 +239,15 @@ class Home(Protocol):
         in_place: Whether what a window holds is the state itself. Otherwise it is a copy until
             `Walk.leave`, so that a window that was interrupted can be walked again.
         early: Whether room is made when a parameter is first seen, and not when it has a gradient.
+        masters: What gives the FP32 masters.
+        kernel: What steps a slice in place of the wrapped class, where it can; of homes that work
+            in place.
     """
 
     in_place: bool
     early: bool
+    masters: Masters
+    kernel: Kernel | None
 
     def admit(self, cohort: Cohort) -> None:
         """Make room for new slots and fill in what they have before their first step.
@@ -262,6 +270,9 @@ class Home(Protocol):
 
     def settle(self) -> None:
         """Block the host until no copy of state is under way."""
+
+    def tidy(self) -> None:
+        """Give back what need not be kept any more. Does not block the host."""
 
     def report(self) -> Mapping[str, Any]:
         """What the home holds, in bytes."""

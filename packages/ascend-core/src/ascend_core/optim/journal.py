@@ -21,7 +21,8 @@ class Journal:
 
     Attributes:
         is_writing: Whether something was written since the step was last begun.
-        is_computing_in_place: Whether arithmetic on the state itself is under way.
+        is_computing_in_place: Whether arithmetic on the state itself is under way, or done and not
+            committed.
         failure: What is to be said from now on, once a step failed half-way.
         walk: Of the attempt under way, or of one that was interrupted; it owns the device memory,
             and what of a commit is still to be written.
@@ -74,6 +75,7 @@ class Journal:
     def commit(self, write: Callable[[], None]) -> None:
         """Write what a window computed, in a way that can be repeated."""
         self._commit = write
+        self.is_computing_in_place = False
         write()
 
     def finish(self, window: CohortWindow) -> None:

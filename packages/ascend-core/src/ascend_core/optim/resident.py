@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ascend_core.optim.home import MASTER, Cohort, CohortWindow, Held, Slot
+from ascend_core.optim.masters import Kernel, Masters, StoredMasters
 
 __all__ = ["Resident"]
 
@@ -17,8 +18,10 @@ class Resident:
 
     in_place = True
     early = False
+    kernel: Kernel | None = None
 
     def __init__(self) -> None:
+        self.masters: Masters = StoredMasters(self.elements)
         self._elements: dict[Slot, dict[str, torch.Tensor]] = {}
         self._scalars: dict[Slot, list[dict[str, torch.Tensor]]] = {}
 
@@ -49,6 +52,9 @@ class Resident:
 
     def settle(self) -> None:
         """Nothing is ever under way."""
+
+    def tidy(self) -> None:
+        """All is kept."""
 
     def report(self) -> Mapping[str, Any]:
         """Bytes of state on the device."""
