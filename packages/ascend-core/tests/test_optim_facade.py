@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from ascend_core.errors import ConfigError, FeatureError
+from ascend_core.memory import measure_peak
 from ascend_core.optim import WindowedOptimizer, windowed
 from ascend_core.testing import bitwise_equal
 
@@ -647,3 +648,17 @@ def test_a_step_count_that_is_no_number_is_refused_before_anything_is_loaded() -
     with pytest.raises(ConfigError, match="is no number"):
         optimizer.load_state_dict(saved)
     assert bitwise_equal(optimizer.state[params[0]]["exp_avg"], before)
+
+
+def test_between_steps_nothing_but_weights_and_state_is_held() -> None:
+    numel = 100_000
+    with measure_peak("cpu") as memory:
+        weight = nn.Parameter(torch.ones(numel, dtype=torch.bfloat16))
+        optimizer = windowed(optim.AdamW([weight]), master_weights=True)
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            optimizer.zero_grad()
+        gc.collect()
+    assert memory.held_bytes == (2 + 3 * 4) * numel + 4
+    assert optimizer.report()["device_state_bytes"] == 12 * numel

@@ -10,7 +10,7 @@ from ascend_core.optim.facade import WindowedOptimizer, windowed
 from ascend_core.optim.gradients import AttributeGradients, Gradients, flattened, norm_of
 from ascend_core.optim.home import MASTER, Cohort, CohortWindow, Held, Home, Slot, Walk
 from ascend_core.optim.masters import Kernel, Masters, StoredMasters
-from ascend_core.optim.resident import Resident
+from ascend_core.optim.resident import Resident, ResidentWalk
 from ascend_core.optim.rules import Entry
 from ascend_core.optim.windows import GRID, Slice
 
@@ -28,6 +28,7 @@ __all__ = [
     "Kernel",
     "Masters",
     "Resident",
+    "ResidentWalk",
     "Slice",
     "Slot",
     "StoredMasters",

@@ -221,6 +221,7 @@ class _Step:
             shadow = self._engine.shadow(part, self._scaling if is_fused else Scaling())
             self._engine.step(shadow)
             for target, one in part:
+                target.grad = None  # a master outlives the step, and would hold the scratch
                 for name in one.slot.unmade:
                     one.elements[name].copy_(shadow.state[target][name])
         return targets

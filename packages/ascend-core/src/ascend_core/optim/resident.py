@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ascend_core.optim.home import MASTER, Cohort, CohortWindow, Held, Slot
 from ascend_core.optim.masters import Kernel, Masters, StoredMasters
+from ascend_core.optim.rules import Entry
 
-__all__ = ["Resident"]
+__all__ = ["Resident", "ResidentWalk"]
 
 
 class Resident:
@@ -25,9 +26,17 @@ class Resident:
         self._elements: dict[Slot, dict[str, torch.Tensor]] = {}
         self._scalars: dict[Slot, list[dict[str, torch.Tensor]]] = {}
 
+    def kept(self, slot: Slot) -> Sequence[Entry]:
+        """What is kept here for each element of a slot."""
+        return slot.elements
+
+    def slots(self) -> Collection[Slot]:
+        """All slots that have room here."""
+        return self._elements.keys()
+
     def admit(self, cohort: Cohort) -> None:
         """Allocate and fill the state of new slots."""
-        elements = {slot: _new_elements(slot) for slot in cohort.slots}
+        elements = {slot: _new_elements(slot, self.kept(slot)) for slot in cohort.slots}
         scalars = {s: [_new_scalars(s) for _ in range(s.slices)] for s in cohort.slots}
         self._elements.update(elements)
         self._scalars.update(scalars)
@@ -38,9 +47,9 @@ class Resident:
             self._elements.pop(slot, None)
             self._scalars.pop(slot, None)
 
-    def walk(self, windows: Sequence[CohortWindow]) -> _ResidentWalk:
+    def walk(self, windows: Sequence[CohortWindow]) -> ResidentWalk:
         """Nothing is allocated: a window is a view."""
-        return _ResidentWalk(self, windows)
+        return ResidentWalk(self, windows)
 
     def elements(self, slot: Slot) -> dict[str, torch.Tensor]:
         """See `Home.elements`."""
@@ -62,7 +71,9 @@ class Resident:
         return {"device_state_bytes": held, "host_state_bytes": 0}
 
 
-class _ResidentWalk:
+class ResidentWalk:
+    """Windows that are views. What is held is the state itself."""
+
     def __init__(self, home: Resident, windows: Sequence[CohortWindow]) -> None:
         self._home = home
         self._windows = windows
@@ -100,10 +111,10 @@ def _placed(slot: Slot, scalars: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return scalars
 
 
-def _new_elements(slot: Slot) -> dict[str, torch.Tensor]:
+def _new_elements(slot: Slot, entries: Sequence[Entry]) -> dict[str, torch.Tensor]:
     numel, device = slot.parameter.numel(), slot.parameter.device
     made = {}
-    for entry in slot.elements:
+    for entry in entries:
         made[entry.name] = torch.empty(numel, dtype=slot.dtype, device=device)
         if entry.name == MASTER:
             made[entry.name].copy_(slot.flat())
