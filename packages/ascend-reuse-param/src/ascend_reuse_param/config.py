@@ -1,0 +1,63 @@
+"""The options of the feature, as a frozen dataclass. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ascend_core.errors import ConfigError
+
+__all__ = ["KERNELS", "ROUNDINGS", "ReuseParamConfig"]
+
+ROUNDINGS = ("nearest-even", "half-away")
+KERNELS = ("auto", "native", "triton", "compiled", "eager")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReuseParamConfig:
+    """Options of `reuse_param`.
+
+    Attributes:
+        times: Into how many windows the parameters are cut, at most. A step that is not native
+            joins the masters of one window at a time: 4 bytes for each of its parameters. 16 when
+            left out and `window_bytes` is left out too.
+        window_bytes: The most bytes of FP32 state in one window, instead of a number of windows.
+        rounding: How an FP32 master becomes its BF16 weight: "nearest-even", to the bits of
+            torch's cast, or "half-away", as MindSpeed does, which differs on ties and keeps no
+            exceptions.
+        kernels: What splits, joins and steps. "auto" takes the fastest that gives the same bits
+            here: "native" (a C compiler, on a CPU) or "triton" (CUDA); else "eager", torch's own
+            operators. "compiled" is `torch.compile` of these.
+    """
+
+    times: int | None = None
+    window_bytes: int | None = None
+    rounding: str = "nearest-even"
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("times", "window_bytes"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}.", instead="use a whole number above 0.")
+        if self.times is not None and self.window_bytes is not None:
+            raise ConfigError(
+                "times and window_bytes were both given.",
+                why="each of them says how large a window is.",
+                instead="leave one of them out.",
+            )
+        _check_one_of("rounding", self.rounding, ROUNDINGS)
+        _check_one_of("kernels", self.kernels, KERNELS)
+
+    @property
+    def windows(self) -> int | None:
+        """The number of windows, with its default."""
+        return 16 if self.times is None and self.window_bytes is None else self.times
+
+
+def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"{name} is {value!r}.", instead=f"use one of {', '.join(map(repr, known))}."
+        )
