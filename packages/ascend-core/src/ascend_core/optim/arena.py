@@ -40,12 +40,18 @@ class Arena:
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Count what is taken inside as free again behind it."""
-        used = self._used
+        mark = self.mark
         try:
             yield
         finally:
-            self._used = used
+            self.rewind(mark)
 
-    def rewind(self) -> None:
-        """Count everything as free again."""
-        self._used = 0
+    @property
+    def mark(self) -> int:
+        """How much is cut, for `rewind`."""
+        return self._used
+
+    def rewind(self, mark: int = 0) -> None:
+        """Count as free again what was cut since a mark: everything, without one."""
+        assert 0 <= mark <= self._used, "the mark is of another arena, or of before a rewind"
+        self._used = mark
