@@ -1,0 +1,239 @@
+"""The codec in torch's own operators: on every device, and what the others are held to."""
+
+from __future__ import annotations
+
+import torch
+
+from ascend_core.optim.arena import Arena, aligned
+from ascend_reuse_param._bits import BLOCK, Parts, Rounding, blocks_of
+from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
+
+__all__ = ["EagerCodec"]
+
+# Elements at a time. On a CPU the temporaries of so many stay in a core's cache; elsewhere the
+# operators are launched once for as many as their memory (14 bytes each) is worth.
+_CHUNK_IN_CACHE = 1 << 16
+_CHUNK = 1 << 22
+
+# 8 bytes of 0 or 1 in a word, times this, have their 8 bits side by side in the highest byte: the
+# product's terms meet nowhere. And a byte, copied 8 times and masked, has bit k alone in byte k.
+_GATHER = 0x0102040810204080
+_COPIES = 0x0101010101010101
+_DIAGONAL = 0x8040201008040201 - (1 << 64)
+
+_EXCEPTION = 1  # the mark that is packed
+
+
+class _Temporaries:
+    """What one chunk needs, cut from an arena.
+
+    Attributes:
+        high: int32 [p], where p is the number of elements in whole blocks.
+        low: int32 [p].
+        marks: four of bool [p].
+        words: int64 [p / 8].
+        sums: int32 [blocks, 128], rows' sums before columns' sums.
+        wide: int64 [blocks, 128].
+        found: int64 [blocks], fingerprints.
+        same: int64 [blocks], 1 where a fingerprint is right.
+        total: int64 [1].
+    """
+
+    def __init__(self, numel: int, scratch: Arena) -> None:
+        blocks = blocks_of(numel)
+        padded = blocks * BLOCK
+        self.high = scratch.take(padded, torch.int32)
+        self.low = scratch.take(padded, torch.int32)
+        self.marks = [scratch.take(padded, torch.bool) for _ in range(4)]
+        self.words = scratch.take(padded // 8, torch.int64)
+        self.sums = scratch.take(blocks * 2 * SIDE, torch.int32).view(blocks, 2 * SIDE)
+        self.wide = scratch.take(blocks * 2 * SIDE, torch.int64).view(blocks, 2 * SIDE)
+        self.found = scratch.take(blocks, torch.int64)
+        self.same = scratch.take(blocks, torch.int64)
+        self.total = scratch.take(1, torch.int64)
+
+    @staticmethod
+    def nbytes(numel: int) -> int:
+        """What an instance for so many elements cuts."""
+        blocks = blocks_of(numel)
+        padded = blocks * BLOCK
+        sums = aligned(blocks * 2 * SIDE * 4) + aligned(blocks * 2 * SIDE * 8)
+        small = 2 * aligned(blocks * 8) + aligned(8)
+        return 2 * aligned(padded * 4) + 5 * aligned(padded) + sums + small
+
+
+class EagerCodec:
+    """Splits and joins in torch operators that write into an arena.
+
+    No operator reads a size from the device, and no integer of 32 bits overflows, so that devices
+    whose arithmetic saturates agree. The few of 64 bits wrap.
+
+    Args:
+        device: Where the tensors are.
+        rounding: See `_bits`.
+        chunk: How many elements to work on at a time, a multiple of `BLOCK`.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        rounding: Rounding = "nearest-even",
+        *,
+        chunk: int | None = None,
+    ) -> None:
+        self.rounding: Rounding = rounding
+        self._chunk = chunk or (_CHUNK_IN_CACHE if device.type == "cpu" else _CHUNK)
+        assert self._chunk % BLOCK == 0
+        self._steps = torch.tensor(STEPS, dtype=torch.int32, device=device)
+        self._factors = torch.tensor(ROWS + COLUMNS, dtype=torch.int64, device=device)
+
+    def scratch_bytes(self, numel: int) -> int:
+        """How much of an arena `split` or `join` takes; all of it is given back."""
+        return _Temporaries.nbytes(min(numel, self._chunk))
+
+    def split(
+        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
+    ) -> None:
+        """See `Codec.split`."""
+        mark = scratch.mark
+        for start in range(0, master.numel(), self._chunk):
+            stop = min(start + self._chunk, master.numel())
+            chunk = _cut(parts, start, stop)
+            self._split(master[start:stop], weight[start:stop], chunk, scratch)
+            scratch.rewind(mark)
+
+    def join(
+        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
+    ) -> None:
+        """See `Codec.join`."""
+        mark = scratch.mark
+        for start in range(0, master.numel(), self._chunk):
+            stop = min(start + self._chunk, master.numel())
+            chunk = _cut(parts, start, stop)
+            self._join(weight[start:stop], chunk, master[start:stop], scratch)
+            scratch.rewind(mark)
+
+    def _split(
+        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
+    ) -> None:
+        numel = master.numel()
+        temporaries = _Temporaries(numel, scratch)
+        high, low = temporaries.high[:numel], temporaries.low[:numel]
+        nan, exception, tie, up = (mark[:numel] for mark in temporaries.marks)
+        bits = master.view(torch.int32)
+        parts.residual.copy_(master.view(torch.int16)[::2])  # a cast might saturate
+        torch.bitwise_and(bits, 0x7FFFFFFF, out=low)
+        torch.gt(low, 0x7F800000, out=nan)
+        if parts.bitmap is None:
+            torch.bitwise_and(bits, 0x8000, out=low)
+            torch.ne(low, 0, out=up)
+        else:
+            torch.lt(low, 0x7FC00000, out=exception)
+            exception.logical_and_(nan)
+            torch.bitwise_and(bits, 0x1FFFF, out=low)
+            torch.eq(low, 0x18000, out=tie)  # half-way above an odd high half
+            torch.gt(tie, nan, out=tie)
+            exception.logical_or_(tie)
+            self._pack(temporaries, numel, parts.bitmap, parts.count)
+            low.bitwise_and_(0xFFFF)
+            torch.gt(low, 0x8000, out=up)
+            up.logical_or_(tie)
+        torch.gt(up, nan, out=up)
+        torch.bitwise_right_shift(bits, 16, out=high)
+        high.add_(up)
+        torch.mul(nan, 0x40, out=low)
+        high.bitwise_or_(low)
+        weight.view(torch.int16).copy_(high)
+        self._fingerprint(temporaries, numel, parts.fingerprints)
+
+    def _join(
+        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
+    ) -> None:
+        numel = master.numel()
+        temporaries = _Temporaries(numel, scratch)
+        high, low = temporaries.high[:numel], temporaries.low[:numel]
+        nan, exception, tie, more = (mark[:numel] for mark in temporaries.marks)
+        high.copy_(weight.view(torch.int16))
+        self._fingerprint(temporaries, numel, temporaries.found)
+        self._compare(temporaries, parts.fingerprints)
+        torch.bitwise_and(high, 0x7FFF, out=low)
+        torch.gt(low, 0x7F80, out=nan)
+        low.copy_(parts.residual)
+        temporaries.low.view(-1, BLOCK).mul_(temporaries.same.unsqueeze(1))
+        # A residual is signed here: below the high half, a negative one takes 1 from it. That is
+        # wrong, and undone by 1 more, for a NaN and for a tie that was rounded down.
+        torch.lt(low, 0, out=more)
+        more.logical_and_(nan)
+        if parts.bitmap is not None:
+            self._unpack(temporaries, parts.bitmap)
+            torch.eq(low, -0x8000, out=tie)
+            torch.gt(tie, exception, out=tie)
+            more.logical_or_(tie)
+            nan.logical_and_(exception)
+        high.add_(more)
+        high.bitwise_left_shift_(16)
+        bits = master.view(torch.int32)
+        torch.add(high, low, out=bits)
+        if parts.bitmap is not None:
+            bits.add_(nan, alpha=-0x400000)
+
+    def _fingerprint(self, temporaries: _Temporaries, numel: int, out: torch.Tensor) -> None:
+        """Fingerprint what is in `high`; `low` is overwritten."""
+        high, low, sums, wide = (
+            temporaries.high,
+            temporaries.low.view(-1, SIDE, SIDE),
+            temporaries.sums,
+            temporaries.wide,
+        )
+        high[numel:].zero_()
+        blocks = high.view(-1, SIDE, SIDE)
+        torch.mul(blocks, self._steps, out=low)
+        # Torch would first copy the whole to 64 bits if it had to sum in 64.
+        torch.sum(low, 2, dtype=torch.int32, out=sums[:, :SIDE])
+        torch.sum(blocks, 1, dtype=torch.int32, out=sums[:, SIDE:])
+        wide.copy_(sums)
+        wide.mul_(self._factors)
+        torch.sum(wide, 1, out=out)
+
+    def _compare(self, temporaries: _Temporaries, expected: torch.Tensor) -> None:
+        """Set `same` from `found`; the first mark is overwritten."""
+        equal = temporaries.marks[0][: expected.numel()]
+        torch.eq(temporaries.found, expected, out=equal)
+        temporaries.same.copy_(equal)
+
+    def _pack(
+        self, temporaries: _Temporaries, numel: int, bitmap: torch.Tensor, count: torch.Tensor
+    ) -> None:
+        """Write the exceptions as a bitmap, and add their number."""
+        words, total = temporaries.words, temporaries.total
+        exception = temporaries.marks[_EXCEPTION]
+        exception[numel:].zero_()
+        eights = exception.view(torch.int64)
+        torch.mul(eights, _COPIES, out=words)
+        words.bitwise_right_shift_(56)  # how many of the 8
+        torch.sum(words, 0, keepdim=True, out=total)
+        count.add_(total.view(()))
+        torch.mul(eights, _GATHER, out=words)
+        words.bitwise_right_shift_(56).bitwise_and_(0xFF)  # the shift is an arithmetic one
+        bitmap.copy_(words[: bitmap.numel()])
+
+    def _unpack(self, temporaries: _Temporaries, bitmap: torch.Tensor) -> None:
+        """Write the exceptions of blocks whose weights are the same, from a bitmap."""
+        words = temporaries.words
+        words[: bitmap.numel()].copy_(bitmap)
+        words[bitmap.numel() :].zero_()
+        words.view(-1, BLOCK // 8).mul_(temporaries.same.unsqueeze(1))
+        words.mul_(_COPIES).bitwise_and_(_DIAGONAL)
+        torch.ne(words.view(torch.uint8), 0, out=temporaries.marks[_EXCEPTION])
+
+
+def _cut(parts: Parts, start: int, stop: int) -> Parts:
+    """The parts of some elements; they start at the start of a block."""
+    first, last = start // BLOCK, blocks_of(stop)
+    bitmap = parts.bitmap
+    return Parts(
+        residual=parts.residual[start:stop],
+        bitmap=None if bitmap is None else bitmap[start // 8 : -(-stop // 8)],
+        fingerprints=parts.fingerprints[first:last],
+        count=parts.count,
+    )
