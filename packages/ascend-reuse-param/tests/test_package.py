@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import torch
+
 import ascend_reuse_param
+from ascend_core import Handle, get_feature
 
 
 def test_import_loads_no_torch() -> None:
@@ -13,5 +16,17 @@ def test_import_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nothing_is_exported_before_there_is_a_feature() -> None:
-    assert ascend_reuse_param.__all__ == ["__version__"]
+def test_public_names_are_there() -> None:
+    for name in ascend_reuse_param.__all__:
+        assert getattr(ascend_reuse_param, name) is not None
+
+
+def test_the_feature_is_found_and_applies() -> None:
+    feature = get_feature("reuse-fp32-param")
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    handle = feature.apply(torch.optim.AdamW([weight]))
+    assert isinstance(handle, Handle)
+    weight.grad = torch.ones_like(weight)
+    handle.step()
+    assert handle.report()["residual_bytes"] == 6
+    handle.remove()

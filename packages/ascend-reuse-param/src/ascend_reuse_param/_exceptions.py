@@ -56,18 +56,19 @@ class Exceptions:
         return self._bitmap is not None
 
     def prepare(self) -> None:
-        """Allocate what `open` fills."""
-        if self._bitmap is None and self._fresh is None:
+        """Allocate what `open` fills, unless there is a bitmap, which is then kept until `drop`."""
+        if self._bitmap is not None:
+            self._fresh = self._bitmap
+        elif self._fresh is None:
             self._fresh = torch.empty(self._nbytes, dtype=torch.uint8, device=self._device)
 
     def open(self) -> torch.Tensor:
         """The bitmap, to be read and written: uint8, [nbytes]."""
-        if self._bitmap is not None:
-            return self._bitmap
         assert self._fresh is not None, "prepare() comes first"
-        self._fresh.zero_()
-        if self._listed is not None:
-            expand(*self._listed, self._fresh)
+        if self._fresh is not self._bitmap:
+            self._fresh.zero_()
+            if self._listed is not None:
+                expand(*self._listed, self._fresh)
         return self._fresh
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class Exceptions:
 
     def tidy(self) -> None:
         """Let a list take the bitmap's place, if the number is known and there is memory for it."""
-        if not self._is_counted or not self._arrival.query():
+        if self._fresh is not None or not self._is_counted or not self._arrival.query():
             return
         self._is_counted = False
         count = int(self._number)

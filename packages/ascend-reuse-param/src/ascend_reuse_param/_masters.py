@@ -1,20 +1,21 @@
 """The masters of a step, joined from weight and residual, and split again.
 
 [Note: who holds which bits]
-Between steps a master is nowhere. Its upper half, rounded, is the BF16 weight, which is the model's;
-its lower half is the residual, 16 bits for each element; for the few elements whose upper half does
-not follow from the two, there is an exception bit (see `Exceptions`). For each block of 4096
-elements there is a fingerprint of the weight as it was split.
+Between steps a master is nowhere. Its upper half, rounded, is the BF16 weight, which is the
+model's; its lower half is the residual, 16 bits for each element; for the few elements whose upper
+half does not follow from the two, there is an exception bit (see `Exceptions`). For each block of
+4096 elements of a slice there is a fingerprint of the weight as it was split.
 
 In its window a slice's master is joined into scratch memory, stepped there by torch, and split. A
 kernel that steps in one pass never writes a master anywhere.
 
 [Note: a weight that somebody else wrote]
-There is no second copy of the upper half that could be compared with the weight, so the fingerprint
-is: where it does not match, the block's weight was written by somebody else (a checkpoint, an EMA, a
-broadcast, a flat buffer that it lies in), and its masters are the weights as they are. That is
-decided on the device, while joining. A loaded master leaves the weight alone, and the fingerprint of
-the weight that belongs to it: so weights and optimizer state may be loaded in either order.
+There is no second copy of the upper half that could be compared with the weight, so the
+fingerprint is: where it does not match, the block's weight was written by somebody else (a
+checkpoint, an EMA, a broadcast, a flat buffer that it lies in), and its masters are the weights as
+they are. That is decided on the device, while joining. A loaded master leaves the weight alone, and
+the fingerprint of the weight that belongs to it: so weights and optimizer state may be loaded in
+either order.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class SplitWindow:
             )
         self.exceptions = Exceptions(end, device) if keeps_exceptions and end else None
         self._bitmap: torch.Tensor | None = None
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
 
     @property
     def fingerprint_bytes(self) -> int:
@@ -105,7 +107,7 @@ class SplitWindow:
         key = slot, piece.number
         bitmap = None if self._bitmap is None else self._bitmap[self._bits[key]]
         residual = self._residuals[slot][piece.start : piece.stop]
-        return Parts(residual, bitmap, self._fingerprints[key])
+        return Parts(residual, bitmap, self._fingerprints[key], self._count)
 
 
 class SplitMasters:
