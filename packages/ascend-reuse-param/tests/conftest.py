@@ -19,7 +19,9 @@ SHAPES: tuple[tuple[int, ...], ...] = ((1,), (7,), (), (0,), (3, 5), (63,), (409
 class Beside:
     """BF16 parameters and plain torch on FP32 masters beside them, as one writes it by hand."""
 
-    def __init__(self, weights: Sequence[nn.Parameter], kind: type[optim.Optimizer], options: Any):
+    def __init__(
+        self, weights: Sequence[nn.Parameter], kind: type[optim.Optimizer], options: Any
+    ) -> None:
         self.weights = weights
         self.masters = [nn.Parameter(weight.detach().float()) for weight in weights]
         self.optimizer = kind(self.masters, **options)

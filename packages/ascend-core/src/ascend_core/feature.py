@@ -45,6 +45,7 @@ class Feature:
             bit.
         moves_to_host: Whether it saves by moving memory to the host: on a CPU, whose memory is the
             host's, it saves nothing.
+        needs_bf16: Whether it works on BF16 weights alone.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Feature:
     target: Literal["model", "optimizer"]
     bitwise: bool = True
     moves_to_host: bool = False
+    needs_bf16: bool = False
 
     def apply(self, target: object, config: object | None = None) -> Handle:
         """Import the verb and apply it.

@@ -17,7 +17,7 @@ _LISTED_BYTES = 5  # for each byte of the bitmap that is not 0: where it is, and
 class _Listed(NamedTuple):
     """The bytes of a bitmap that are not 0: int32 [count] and uint8 [count]."""
 
-    index: torch.Tensor
+    where: torch.Tensor
     value: torch.Tensor
 
 

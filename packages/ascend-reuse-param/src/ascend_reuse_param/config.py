@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from ascend_core.errors import ConfigError
 
@@ -31,7 +32,7 @@ class ReuseParamConfig:
 
     times: int | None = None
     window_bytes: int | None = None
-    rounding: str = "nearest-even"
+    rounding: Literal["nearest-even", "half-away"] = "nearest-even"
     kernels: str = "auto"
 
     def __post_init__(self) -> None:

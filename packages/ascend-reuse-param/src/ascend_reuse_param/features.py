@@ -16,4 +16,5 @@ REUSE_PARAM = Feature(
     config=ReuseParamConfig,
     verb="ascend_reuse_param.optimizer:reuse_param",
     target="optimizer",
+    needs_bf16=True,
 )

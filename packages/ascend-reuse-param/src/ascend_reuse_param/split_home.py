@@ -32,14 +32,15 @@ class SplitHome(Resident):
     Args:
         device: Of the parameters.
         codec: Splits and joins.
-    """
 
-    masters: SplitMasters
+    Attributes:
+        split: The masters.
+    """
 
     def __init__(self, device: torch.device, codec: Codec) -> None:
         super().__init__()
         self._device = device
-        self.masters = SplitMasters(codec, device)
+        self.masters = self.split = SplitMasters(codec, device)
         self.kernel: Kernel | None = None
 
     def kept(self, slot: Slot) -> Sequence[Entry]:
@@ -55,17 +56,17 @@ class SplitHome(Resident):
         for slot in cohort.slots:
             _check(slot, self._device)
         _check_apart([*self.slots(), *cohort.slots])
-        self.masters.admit(cohort)
+        self.split.admit(cohort)
         try:
             super().admit(cohort)
         except BaseException:
-            self.masters.dismiss(cohort)
+            self.split.dismiss(cohort)
             raise
 
     def dismiss(self, cohort: Cohort) -> None:
         """Drop what is kept for a cohort."""
         super().dismiss(cohort)
-        self.masters.dismiss(cohort)
+        self.split.dismiss(cohort)
 
     def walk(self, windows: Sequence[CohortWindow]) -> _SplitWalk:
         """Allocate the bitmaps that a step writes."""
@@ -73,12 +74,12 @@ class SplitHome(Resident):
 
     def tidy(self) -> None:
         """Let lists of exceptions take the place of bitmaps."""
-        self.masters.tidy()
+        self.split.tidy()
 
     def report(self) -> Mapping[str, Any]:
         """Bytes on the device beside the weights."""
         moments = super().report()["device_state_bytes"]
-        split = self.masters.report()
+        split = self.split.report()
         kept = sum(nbytes for name, nbytes in split.items() if name.endswith("_bytes"))
         return {
             "device_state_bytes": moments + kept,
@@ -91,8 +92,8 @@ class SplitHome(Resident):
 class _SplitWalk(ResidentWalk):
     def __init__(self, home: SplitHome, windows: Sequence[CohortWindow]) -> None:
         super().__init__(home, windows)
-        self._masters = home.masters
-        self._splits = [home.masters.window(window) for window in windows]
+        self._masters = home.split
+        self._splits = [home.split.window(window) for window in windows]
         for split in self._splits:
             split.prepare()
 

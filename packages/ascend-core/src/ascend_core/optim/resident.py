@@ -79,20 +79,22 @@ class ResidentWalk:
         self._windows = windows
 
     def fetch(self, window: int) -> None:
-        pass
+        """All is here."""
 
     def enter(self, window: int) -> list[Held]:
+        """Views of the state."""
         found = self._windows[window]
         return [self._held(found.slot(piece), piece) for piece in found.slices]
 
     def leave(self, window: int, held: list[Held]) -> None:
-        pass
+        """The state itself was changed."""
 
     def blank(self, window: int) -> list[Held]:
+        """Never asked for."""
         raise AssertionError("state that is stepped in place is nothing to try arithmetic on")
 
     def close(self) -> None:
-        pass
+        """Nothing was allocated."""
 
     def _held(self, slot: Slot, piece: Any) -> Held:
         elements = self._home.elements(slot)

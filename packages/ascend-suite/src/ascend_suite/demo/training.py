@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ascend_core.errors import UnavailableError
 from ascend_core.feature import Feature, Handle
 from ascend_core.testing import bitwise_equal
 from ascend_suite.demo.corpus import Batch
@@ -87,6 +88,12 @@ class Training:
 
     def _apply(self, features: Sequence[Feature], target: str, to: object) -> None:
         for feature in features:
+            if feature.needs_bf16:
+                raise UnavailableError(
+                    f"{feature.name} works on BF16 weights, and the demo trains FP32 ones.",
+                    why="a CPU takes many times as long for BF16 matrices.",
+                    instead=f"read what it saves on its page, {feature.name}.md.",
+                )
             if feature.target == target:
                 handle = feature.apply(to)
                 self._handles.append(handle)
