@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_core.memory import measure_peak
 from ascend_core.optim.arena import Arena
 from ascend_core.testing import available_devices
 from ascend_reuse_param._bits import BLOCK, Codec, Parts, Rounding, blocks_of, compact, expand
@@ -277,6 +278,19 @@ def test_any_one_or_two_elements_that_change_are_noticed(
         changed = slice(block * BLOCK, (block + 1) * BLOCK)
         assert torch.equal(integers(joined)[changed] >> 16, integers(weight)[changed].int())
         assert not (integers(joined)[changed] & 0xFFFF).any()
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_memory_comes_from_the_arena(device: torch.device, rounding: Rounding) -> None:
+    codec = EagerCodec(device, rounding)
+    numel = 40 * BLOCK
+    master = torch.randn(numel).to(device)
+    weight, parts = split(codec, master)
+    scratch = Arena(codec.scratch_bytes(numel), device)
+    with measure_peak(device) as memory:
+        codec.split(master, weight, parts, scratch)
+        codec.join(weight, parts, master, scratch)
+    assert memory.peak_bytes < numel / 4  # a temporary of a byte an element would show
 
 
 def test_blocks_of_counts_a_short_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ascend_core.optim.arena import Arena, aligned
@@ -10,10 +12,10 @@ from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
 
 __all__ = ["EagerCodec"]
 
-# Elements at a time. On a CPU the temporaries of so many stay in a core's cache; elsewhere the
-# operators are launched once for as many as their memory (14 bytes each) is worth.
+# Elements at a time. On a CPU the temporaries of so many (24 bytes each) stay in a core's cache;
+# elsewhere they are worth the launches of some forty operators.
 _CHUNK_IN_CACHE = 1 << 16
-_CHUNK = 1 << 22
+_CHUNK = 1 << 21
 
 # 8 bytes of 0 or 1 in a word, times this, have their 8 bits side by side in the highest byte: the
 # product's terms meet nowhere. And a byte, copied 8 times and masked, has bit k alone in byte k.
@@ -21,21 +23,25 @@ _GATHER = 0x0102040810204080
 _COPIES = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - (1 << 64)
 
-_EXCEPTION = 1  # the mark that is packed
-
 
 class _Temporaries:
     """What one chunk needs, cut from an arena.
 
+    What is true or false is an integer, 1 or 0: a comparison that writes bool is four times as
+    slow on a CPU as one that writes what it reads.
+
     Attributes:
         high: int32 [p], where p is the number of elements in whole blocks.
         low: int32 [p].
-        marks: four of bool [p].
+        nan: int32 [p].
+        mark: int32 [p].
+        exception: int32 [p].
+        bytes: uint8 [p].
         words: int64 [p / 8].
         sums: int32 [blocks, 128], rows' sums before columns' sums.
         wide: int64 [blocks, 128].
         found: int64 [blocks], fingerprints.
-        same: int64 [blocks], 1 where a fingerprint is right.
+        same: int32 [blocks], 1 where a fingerprint is right.
         total: int64 [1].
     """
 
@@ -44,12 +50,15 @@ class _Temporaries:
         padded = blocks * BLOCK
         self.high = scratch.take(padded, torch.int32)
         self.low = scratch.take(padded, torch.int32)
-        self.marks = [scratch.take(padded, torch.bool) for _ in range(4)]
+        self.nan = scratch.take(padded, torch.int32)
+        self.mark = scratch.take(padded, torch.int32)
+        self.exception = scratch.take(padded, torch.int32)
+        self.bytes = scratch.take(padded, torch.uint8)
         self.words = scratch.take(padded // 8, torch.int64)
         self.sums = scratch.take(blocks * 2 * SIDE, torch.int32).view(blocks, 2 * SIDE)
         self.wide = scratch.take(blocks * 2 * SIDE, torch.int64).view(blocks, 2 * SIDE)
         self.found = scratch.take(blocks, torch.int64)
-        self.same = scratch.take(blocks, torch.int64)
+        self.same = scratch.take(blocks, torch.int32)
         self.total = scratch.take(1, torch.int64)
 
     @staticmethod
@@ -59,7 +68,7 @@ class _Temporaries:
         padded = blocks * BLOCK
         sums = aligned(blocks * 2 * SIDE * 4) + aligned(blocks * 2 * SIDE * 8)
         small = 2 * aligned(blocks * 8) + aligned(8)
-        return 2 * aligned(padded * 4) + 5 * aligned(padded) + sums + small
+        return 5 * aligned(padded * 4) + 2 * aligned(padded) + sums + small
 
 
 class EagerCodec:
@@ -84,6 +93,8 @@ class EagerCodec:
         self.rounding: Rounding = rounding
         self._chunk = chunk or (_CHUNK_IN_CACHE if device.type == "cpu" else _CHUNK)
         assert self._chunk % BLOCK == 0
+        # In C++ a cast to fewer bits drops the others; on other devices it may saturate.
+        self._casts_truncate = device.type in ("cpu", "cuda")
         self._steps = torch.tensor(STEPS, dtype=torch.int32, device=device)
         self._factors = torch.tensor(ROWS + COLUMNS, dtype=torch.int64, device=device)
 
@@ -96,86 +107,93 @@ class EagerCodec:
     ) -> None:
         """See `Codec.split`."""
         mark = scratch.mark
-        for start in range(0, master.numel(), self._chunk):
-            stop = min(start + self._chunk, master.numel())
+        for start, stop, temporaries in self._chunks(master.numel(), scratch):
             chunk = _cut(parts, start, stop)
-            self._split(master[start:stop], weight[start:stop], chunk, scratch)
-            scratch.rewind(mark)
+            self._split(master[start:stop], weight[start:stop], chunk, temporaries)
+        scratch.rewind(mark)
 
     def join(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         """See `Codec.join`."""
         mark = scratch.mark
-        for start in range(0, master.numel(), self._chunk):
-            stop = min(start + self._chunk, master.numel())
+        for start, stop, temporaries in self._chunks(master.numel(), scratch):
             chunk = _cut(parts, start, stop)
-            self._join(weight[start:stop], chunk, master[start:stop], scratch)
-            scratch.rewind(mark)
+            self._join(weight[start:stop], chunk, master[start:stop], temporaries)
+        scratch.rewind(mark)
+
+    def _chunks(self, numel: int, scratch: Arena) -> Iterator[tuple[int, int, _Temporaries]]:
+        """Yield where each chunk starts and stops, and its temporaries."""
+        mark, last = scratch.mark, 0
+        for start in range(0, numel, self._chunk):
+            size = min(self._chunk, numel - start)
+            if size != last:  # only the last one may be shorter
+                scratch.rewind(mark)
+                temporaries, last = _Temporaries(size, scratch), size
+            yield start, start + size, temporaries
 
     def _split(
-        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
+        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, temporaries: _Temporaries
     ) -> None:
         numel = master.numel()
-        temporaries = _Temporaries(numel, scratch)
-        high, low = temporaries.high[:numel], temporaries.low[:numel]
-        nan, exception, tie, up = (mark[:numel] for mark in temporaries.marks)
+        high, up, nan = (t[:numel] for t in (temporaries.high, temporaries.low, temporaries.nan))
         bits = master.view(torch.int32)
-        parts.residual.copy_(master.view(torch.int16)[::2])  # a cast might saturate
-        torch.bitwise_and(bits, 0x7FFFFFFF, out=low)
-        torch.gt(low, 0x7F800000, out=nan)
+        halves = bits if self._casts_truncate else master.view(torch.int16)[::2]
+        parts.residual.copy_(halves)
+        torch.bitwise_and(bits, 0x7FFFFFFF, out=up)
+        torch.gt(up, 0x7F800000, out=nan)
         if parts.bitmap is None:
-            torch.bitwise_and(bits, 0x8000, out=low)
-            torch.ne(low, 0, out=up)
+            torch.bitwise_right_shift(bits, 15, out=up)
+            up.bitwise_and_(1)
         else:
-            torch.lt(low, 0x7FC00000, out=exception)
-            exception.logical_and_(nan)
-            torch.bitwise_and(bits, 0x1FFFF, out=low)
-            torch.eq(low, 0x18000, out=tie)  # half-way above an odd high half
+            exception, tie = temporaries.exception[:numel], temporaries.mark[:numel]
+            torch.lt(up, 0x7FC00000, out=exception)
+            exception.mul_(nan)
+            torch.bitwise_and(bits, 0x1FFFF, out=up)
+            torch.eq(up, 0x18000, out=tie)  # half-way above an odd high half
+            up.bitwise_and_(0xFFFF)
+            torch.gt(up, 0x8000, out=up)
+            up.add_(tie)
             torch.gt(tie, nan, out=tie)
-            exception.logical_or_(tie)
+            exception.add_(tie)
             self._pack(temporaries, numel, parts.bitmap, parts.count)
-            low.bitwise_and_(0xFFFF)
-            torch.gt(low, 0x8000, out=up)
-            up.logical_or_(tie)
         torch.gt(up, nan, out=up)
         torch.bitwise_right_shift(bits, 16, out=high)
-        high.add_(up)
-        torch.mul(nan, 0x40, out=low)
-        high.bitwise_or_(low)
+        high.add_(up)  # within 16 bits: what would go beyond is a NaN
+        nan.bitwise_left_shift_(6)
+        high.bitwise_or_(nan)
         weight.view(torch.int16).copy_(high)
         self._fingerprint(temporaries, numel, parts.fingerprints)
 
     def _join(
-        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
+        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, temporaries: _Temporaries
     ) -> None:
         numel = master.numel()
-        temporaries = _Temporaries(numel, scratch)
-        high, low = temporaries.high[:numel], temporaries.low[:numel]
-        nan, exception, tie, more = (mark[:numel] for mark in temporaries.marks)
+        high, low, nan = (t[:numel] for t in (temporaries.high, temporaries.low, temporaries.nan))
+        more, bits = temporaries.mark[:numel], master.view(torch.int32)
         high.copy_(weight.view(torch.int16))
         self._fingerprint(temporaries, numel, temporaries.found)
         self._compare(temporaries, parts.fingerprints)
-        torch.bitwise_and(high, 0x7FFF, out=low)
-        torch.gt(low, 0x7F80, out=nan)
+        torch.bitwise_and(high, 0x7FFF, out=nan)
+        torch.gt(nan, 0x7F80, out=nan)
         low.copy_(parts.residual)
         temporaries.low.view(-1, BLOCK).mul_(temporaries.same.unsqueeze(1))
         # A residual is signed here: below the high half, a negative one takes 1 from it. That is
         # wrong, and undone by 1 more, for a NaN and for a tie that was rounded down.
         torch.lt(low, 0, out=more)
-        more.logical_and_(nan)
+        more.mul_(nan)
         if parts.bitmap is not None:
+            exception, tie = temporaries.exception[:numel], bits  # a place to compute in
             self._unpack(temporaries, parts.bitmap)
             torch.eq(low, -0x8000, out=tie)
             torch.gt(tie, exception, out=tie)
-            more.logical_or_(tie)
-            nan.logical_and_(exception)
+            more.bitwise_or_(tie)
+            nan.mul_(exception)
         high.add_(more)
         high.bitwise_left_shift_(16)
-        bits = master.view(torch.int32)
         torch.add(high, low, out=bits)
         if parts.bitmap is not None:
-            bits.add_(nan, alpha=-0x400000)
+            bits.sub_(nan, alpha=0x400000)
 
     def _fingerprint(self, temporaries: _Temporaries, numel: int, out: torch.Tensor) -> None:
         """Fingerprint what is in `high`; `low` is overwritten."""
@@ -196,19 +214,17 @@ class EagerCodec:
         torch.sum(wide, 1, out=out)
 
     def _compare(self, temporaries: _Temporaries, expected: torch.Tensor) -> None:
-        """Set `same` from `found`; the first mark is overwritten."""
-        equal = temporaries.marks[0][: expected.numel()]
-        torch.eq(temporaries.found, expected, out=equal)
-        temporaries.same.copy_(equal)
+        """Set `same` from `found`."""
+        torch.eq(temporaries.found, expected, out=temporaries.same)
 
     def _pack(
         self, temporaries: _Temporaries, numel: int, bitmap: torch.Tensor, count: torch.Tensor
     ) -> None:
         """Write the exceptions as a bitmap, and add their number."""
         words, total = temporaries.words, temporaries.total
-        exception = temporaries.marks[_EXCEPTION]
-        exception[numel:].zero_()
-        eights = exception.view(torch.int64)
+        temporaries.bytes[:numel].copy_(temporaries.exception[:numel])
+        temporaries.bytes[numel:].zero_()
+        eights = temporaries.bytes.view(torch.int64)
         torch.mul(eights, _COPIES, out=words)
         words.bitwise_right_shift_(56)  # how many of the 8
         torch.sum(words, 0, keepdim=True, out=total)
@@ -224,7 +240,8 @@ class EagerCodec:
         words[bitmap.numel() :].zero_()
         words.view(-1, BLOCK // 8).mul_(temporaries.same.unsqueeze(1))
         words.mul_(_COPIES).bitwise_and_(_DIAGONAL)
-        torch.ne(words.view(torch.uint8), 0, out=temporaries.marks[_EXCEPTION])
+        temporaries.exception.copy_(words.view(torch.uint8))
+        torch.gt(temporaries.exception, 0, out=temporaries.exception)
 
 
 def _cut(parts: Parts, start: int, stop: int) -> Parts:
