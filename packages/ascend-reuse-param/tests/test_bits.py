@@ -15,6 +15,7 @@ from ascend_core.testing import available_devices
 from ascend_reuse_param._bits import BLOCK, Codec, Parts, Rounding, blocks_of, compact, expand
 from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
 from ascend_reuse_param._kernels.eager import EagerCodec
+from ascend_reuse_param._kernels.native import NativeCodec
 
 SIZES = (0, 1, 7, 8, 9, 63, 64, 65, 4095, 4096, 4097, 10_001)
 TIE = 0x8000
@@ -27,9 +28,23 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.fixture(params=[BLOCK, None], ids=["chunks of a block", "chunks as it likes"])
-def codec(request: pytest.FixtureRequest, device: torch.device) -> Codec:
-    return EagerCodec(device, chunk=request.param)
+Make = Callable[[Rounding], Codec]
+KINDS = ("eager", "eager, chunks of a block", "native")
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, device: torch.device) -> Make:
+    if request.param == "native":
+        if device.type != "cpu":
+            pytest.skip("native code is for the CPU")
+        return NativeCodec
+    chunk = BLOCK if "block" in request.param else None
+    return lambda rounding: EagerCodec(device, rounding, chunk=chunk)
+
+
+@pytest.fixture
+def codec(make: Make) -> Codec:
+    return make("nearest-even")
 
 
 def patterns(*bits: int) -> torch.Tensor:
@@ -90,8 +105,7 @@ def test_any_number_of_elements_is_exact(codec: Codec, device: torch.device, num
     assert_exact(codec, all_classes()[-numel - 1 : -1].to(device))
 
 
-def test_a_binade_is_exact(device: torch.device) -> None:
-    codec = EagerCodec(device)
+def test_a_binade_is_exact(codec: Codec, device: torch.device) -> None:
     binade = torch.arange(0x3F800000, 0x40000000, dtype=torch.int32).view(torch.float32).to(device)
     weight, parts = split(codec, binade)
     assert torch.equal(integers(weight), integers(binade.to(torch.bfloat16)))
@@ -159,8 +173,8 @@ def test_exceptions_are_bits_in_order_and_are_counted_on_top(
     assert torch.equal(bits.view(-1).nonzero().view(-1), chosen)
 
 
-def test_half_away_restores_all_but_signalling_nans(device: torch.device) -> None:
-    codec = EagerCodec(device, "half-away")
+def test_half_away_restores_all_but_signalling_nans(make: Make, device: torch.device) -> None:
+    codec = make("half-away")
     master = all_classes()
     weight, parts = split(codec, master.to(device))
     assert parts.bitmap is None
@@ -176,9 +190,9 @@ def test_half_away_restores_all_but_signalling_nans(device: torch.device) -> Non
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_weight_and_residual_may_lie_at_any_even_address(
-    device: torch.device, rounding: Rounding
+    make: Make, device: torch.device, rounding: Rounding
 ) -> None:
-    codec = EagerCodec(device, rounding)
+    codec = make(rounding)
     numel = BLOCK + 5
     master = torch.randn(numel).to(device)
     expected, parts = split(codec, master)
@@ -216,9 +230,12 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_a_foreign_write_is_taken_as_it_is(
-    device: torch.device, rounding: Rounding, write: Callable[[torch.Tensor], object]
+    make: Make,
+    device: torch.device,
+    rounding: Rounding,
+    write: Callable[[torch.Tensor], object],
 ) -> None:
-    codec = EagerCodec(device, rounding)
+    codec = make(rounding)
     master = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0))
     master[::50] = patterns(0x3F818000)  # exceptions, which must not be used either
     weight, parts = split(codec, master.to(device))
@@ -281,8 +298,8 @@ def test_any_one_or_two_elements_that_change_are_noticed(
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_memory_comes_from_the_arena(device: torch.device, rounding: Rounding) -> None:
-    codec = EagerCodec(device, rounding)
+def test_memory_comes_from_the_arena(make: Make, device: torch.device, rounding: Rounding) -> None:
+    codec = make(rounding)
     numel = 40 * BLOCK
     master = torch.randn(numel).to(device)
     weight, parts = split(codec, master)
@@ -291,6 +308,27 @@ def test_memory_comes_from_the_arena(device: torch.device, rounding: Rounding) -
         codec.split(master, weight, parts, scratch)
         codec.join(weight, parts, master, scratch)
     assert memory.peak_bytes < numel / 4  # a temporary of a byte an element would show
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("numel", SIZES)
+def test_all_codecs_leave_the_same(
+    make: Make, device: torch.device, rounding: Rounding, numel: int
+) -> None:
+    master = all_classes()[-numel - 1 : -1].to(device)
+    eager, other = EagerCodec(device, rounding), make(rounding)
+    weight, parts = split(other, master)
+    expected, theirs = split(eager, master)
+    assert torch.equal(integers(weight), integers(expected))
+    assert torch.equal(parts.residual, theirs.residual)
+    assert torch.equal(parts.fingerprints, theirs.fingerprints)
+    assert int(parts.count) == int(theirs.count)
+    if parts.bitmap is not None and theirs.bitmap is not None:
+        assert torch.equal(parts.bitmap, theirs.bitmap)
+    if numel:
+        weight[numel // 2] = 4.0
+    joined, again = join(other, weight, parts), join(eager, weight, parts)
+    assert torch.equal(integers(joined), integers(again))
 
 
 def test_blocks_of_counts_a_short_one() -> None:

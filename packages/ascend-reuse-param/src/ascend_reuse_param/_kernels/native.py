@@ -1,0 +1,105 @@
+"""The codec in C, on a CPU: each array is read from memory once, and written once."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from ascend_core import native
+from ascend_core.optim.arena import Arena
+from ascend_reuse_param._bits import Parts, Rounding
+from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
+
+__all__ = ["Library", "NativeCodec", "Split"]
+
+_SOURCE = Path(__file__).with_name("split.c")
+_Words = ctypes.c_uint64 * SIDE
+
+
+class Split(ctypes.Structure):
+    """`Split` of split.c: where the parts of a parameter are."""
+
+    _fields_ = (
+        ("numel", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("bitmap", ctypes.c_void_p),
+        ("fingerprints", ctypes.c_void_p),
+        ("count", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("columns", ctypes.c_void_p),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class Library:
+    """split.c, compiled and loaded.
+
+    Raises:
+        UnavailableError: When it cannot be compiled here; see `ascend_core.native`.
+    """
+
+    def __init__(self) -> None:
+        self.functions = native.load(_SOURCE)
+        for name in ("ascend_split", "ascend_join"):
+            function = getattr(self.functions, name)
+            function.argtypes = (ctypes.POINTER(Split), ctypes.c_void_p)
+            function.restype = None
+        self._steps = (ctypes.c_int16 * SIDE)(*STEPS)
+        self._rows = _Words(*ROWS)
+        self._columns = _Words(*COLUMNS)
+
+    def describe(self, weight: torch.Tensor, parts: Parts) -> Split:
+        """Say where a weight and its parts are, and how many threads torch would use."""
+        tensors = (weight, parts.residual, parts.bitmap, parts.fingerprints, parts.count)
+        for tensor in tensors:
+            assert tensor is None or (tensor.is_cpu and tensor.is_contiguous())
+        return Split(
+            weight.numel(),
+            *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+            ctypes.addressof(self._steps),
+            ctypes.addressof(self._rows),
+            ctypes.addressof(self._columns),
+            torch.get_num_threads(),
+        )
+
+
+class NativeCodec:
+    """Splits and joins in one pass of C, with as many threads as torch has.
+
+    Args:
+        rounding: See `_bits`.
+        library: What calls it.
+
+    Raises:
+        UnavailableError: When there is no compiler here; then `EagerCodec` does the same.
+    """
+
+    def __init__(
+        self, rounding: Rounding = "nearest-even", *, library: Library | None = None
+    ) -> None:
+        self.rounding: Rounding = rounding
+        self._library = library or Library()
+
+    def scratch_bytes(self, numel: int) -> int:
+        """Nothing: what is in between stays in registers."""
+        return 0
+
+    def split(
+        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
+    ) -> None:
+        """See `Codec.split`."""
+        assert (parts.bitmap is not None) == (self.rounding == "nearest-even")
+        place = self._library.describe(weight, parts)
+        self._library.functions.ascend_split(ctypes.byref(place), master.data_ptr())
+
+    def join(
+        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
+    ) -> None:
+        """See `Codec.join`."""
+        assert (parts.bitmap is not None) == (self.rounding == "nearest-even")
+        place = self._library.describe(weight, parts)
+        self._library.functions.ascend_join(ctypes.byref(place), master.data_ptr())
