@@ -31,8 +31,10 @@ from ascend_core.errors import UnavailableError
 __all__ = ["cache_folder", "compiled", "load"]
 
 _COMPILERS = ("cc", "gcc", "clang")
-# Without contraction, a product and a sum are rounded each, on every machine.
-_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
+# Without contraction, a product and a sum are rounded each, on every machine. Without errno and
+# traps, which nobody reads, roots and choices become vectors.
+_ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c11", "-O3", *_ARITHMETIC, "-fPIC", "-shared")
 # What a compiler may lack, from the first that is given up: threads, then this processor's vectors.
 _WISHES = ("-march=native", "-fopenmp")
 _LONGEST_OUTPUT = 40  # lines of the compiler's output that an error quotes

@@ -209,6 +209,129 @@ INLINE void finish(const Split *s, int64_t at, const Made *made) {
         made->fingerprint + columns_fingerprint(made->columns, s->tables);
 }
 
+/* AdamW, in the operations of torch's for-loop and in its order */
+
+/* The function by which torch takes roots where it has MKL, which does not round every one of
+ * them correctly. */
+typedef void (*Roots)(int32_t, const float *, float *, int64_t);
+
+typedef struct {
+    const void *gradient; /* BF16 or FP32 */
+    float *exp_avg;
+    float *exp_avg_sq;
+    float *max_exp_avg_sq; /* NULL without amsgrad */
+    Roots roots;           /* NULL for roots that are rounded correctly */
+    int64_t roots_mode;
+    float gradient_factor; /* 1, or what each gradient is multiplied with first */
+    float decay;           /* what each weight is multiplied with */
+    float coupled_decay;   /* 0, or how much of the weight is added to the gradient */
+    float average;         /* 1 - beta1 */
+    float beta2;
+    float square;     /* 1 - beta2 */
+    float correction; /* the root of 1 - beta2 ^ step */
+    float eps;
+    float negative_step_size;
+    int32_t gradient_is_bf16;
+    int32_t maximize;
+    int32_t fused; /* a product and a sum are rounded once */
+} Step;
+
+/* Elements that are stepped at a time: what is in between stays in the first-level cache. */
+enum { STRIP = 1024 };
+
+typedef union {
+    uint32_t bits[STRIP];
+    float values[STRIP];
+} Strip;
+
+INLINE float multiply_add(float a, float b, float c, int fused) {
+    return fused ? __builtin_fmaf(a, b, c) : a * b + c;
+}
+
+INLINE void strip_gradients(const Step *p, int64_t at, int64_t numel, Strip *gradients) {
+    if (p->gradient_is_bf16) {
+        const uint16_t *from = (const uint16_t *)p->gradient + at;
+        for (int64_t i = 0; i < numel; i++)
+            gradients->bits[i] = (uint32_t)from[i] << 16;
+    } else {
+        memcpy(gradients->values, (const float *)p->gradient + at, numel * sizeof(float));
+    }
+    if (p->gradient_factor != 1.0f)
+        for (int64_t i = 0; i < numel; i++)
+            gradients->values[i] *= p->gradient_factor;
+    if (p->maximize)
+        for (int64_t i = 0; i < numel; i++)
+            gradients->values[i] = -gradients->values[i];
+}
+
+INLINE void strip_decay(
+    const Step *p, int64_t numel, Strip *weights, Strip *gradients, int fused
+) {
+    if (p->decay != 1.0f)
+        for (int64_t i = 0; i < numel; i++)
+            weights->values[i] *= p->decay;
+    if (p->coupled_decay != 0.0f)
+        for (int64_t i = 0; i < numel; i++)
+            gradients->values[i] = multiply_add(
+                p->coupled_decay, weights->values[i], gradients->values[i], fused
+            );
+}
+
+/* Torch's lerp starts from the end that is nearer. */
+INLINE void strip_averages(
+    const Step *p, int64_t at, int64_t numel, const Strip *gradients, int fused
+) {
+    float *restrict m = p->exp_avg + at, *restrict v = p->exp_avg_sq + at;
+    int near = fabsf(p->average) < 0.5f;
+    float factor = near ? p->average : p->average - 1.0f;
+    for (int64_t i = 0; i < numel; i++) {
+        float g = gradients->values[i];
+        m[i] = multiply_add(factor, g - m[i], near ? m[i] : g, fused);
+        v[i] = multiply_add(p->square * g, g, v[i] * p->beta2, fused);
+    }
+}
+
+INLINE const float *strip_largest(const Step *p, int64_t at, int64_t numel) {
+    const float *v = p->exp_avg_sq + at;
+    if (!p->max_exp_avg_sq)
+        return v;
+    float *restrict largest = p->max_exp_avg_sq + at;
+    for (int64_t i = 0; i < numel; i++) /* a NaN in either stays */
+        largest[i] = largest[i] > v[i] || largest[i] != largest[i] ? largest[i] : v[i];
+    return largest;
+}
+
+INLINE void strip_step(const Step *p, int64_t at, int64_t numel, Strip *weights) {
+    const float *m = p->exp_avg + at, *squares = strip_largest(p, at, numel);
+    float roots[STRIP];
+    if (p->roots)
+        p->roots((int32_t)numel, squares, roots, p->roots_mode);
+    else
+        for (int64_t i = 0; i < numel; i++)
+            roots[i] = sqrtf(squares[i]);
+    for (int64_t i = 0; i < numel; i++) {
+        float divisor = roots[i] / p->correction + p->eps;
+        weights->values[i] += p->negative_step_size * m[i] / divisor;
+    }
+}
+
+INLINE void block_adamw(
+    const Split *s, const Step *step, int64_t at, int64_t numel, Made *made, int to_even, int fused
+) {
+    const Step own = *step, *p = &own; /* what is stored cannot change a copy: it is read once */
+    int same = is_same(s, at, numel);
+    for (int64_t strip = 0; strip < numel; strip += STRIP) {
+        int64_t from = at + strip, size = smaller(numel - strip, STRIP);
+        Strip weights, gradients;
+        block_join(s, from, size, same, weights.bits, to_even);
+        strip_gradients(p, from, size, &gradients);
+        strip_decay(p, size, &weights, &gradients, fused);
+        strip_averages(p, from, size, &gradients, fused);
+        strip_step(p, from, size, &weights);
+        block_split(s, weights.bits, from, size, made, to_even);
+    }
+}
+
 /* What Python calls */
 
 #define FOR_BLOCKS(s, at) for (int64_t at = 0; at < (s)->numel; at += BLOCK)
@@ -238,6 +361,18 @@ INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
     }
 }
 
+INLINE void adamw_all(const Split *s, const Step *p, int to_even, int fused) {
+    int64_t count = 0;
+#pragma omp parallel for schedule(static) num_threads(s->threads) reduction(+ : count)
+    FOR_BLOCKS(s, at) {
+        Made made = {0};
+        block_adamw(s, p, at, smaller(s->numel - at, BLOCK), &made, to_even, fused);
+        finish(s, at, &made);
+        count += made.count;
+    }
+    *s->count += count;
+}
+
 void ascend_split(const Split *s, const uint32_t *master) {
     if (s->bitmap)
         split_all(s, master, 1);
@@ -250,4 +385,13 @@ void ascend_join(const Split *s, uint32_t *master) {
         join_all(s, master, 1);
     else
         join_all(s, master, 0);
+}
+
+void ascend_adamw(const Split *s, const Step *p) {
+    if (s->bitmap && p->fused)
+        adamw_all(s, p, 1, 1);
+    else if (s->bitmap)
+        adamw_all(s, p, 1, 0);
+    else
+        adamw_all(s, p, 0, p->fused);
 }
