@@ -7,7 +7,7 @@ from torch import optim
 
 from ascend_core.errors import ConfigError
 from ascend_core.optim import WindowedOptimizer, windowed
-from ascend_reuse_param._choice import chosen_codec
+from ascend_reuse_param._choice import chosen_codec, chosen_kernel
 from ascend_reuse_param.config import ReuseParamConfig
 from ascend_reuse_param.split_home import SplitHome
 
@@ -54,7 +54,9 @@ def reuse_param(
             instead="build the optimizer first, and pass it.",
         )
     device = _device_of(optimizer)
-    home = SplitHome(device, chosen_codec(config.kernels, config.rounding, device))
+    codec = chosen_codec(config.kernels, config.rounding, device)
+    home = SplitHome(device, codec)
+    home.kernel = chosen_kernel(codec, type(optimizer), home.split)
     return windowed(
         optimizer,
         home=home,

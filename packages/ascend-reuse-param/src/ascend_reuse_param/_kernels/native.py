@@ -76,13 +76,16 @@ class NativeCodec:
 
     Raises:
         UnavailableError: When there is no compiler here; then `EagerCodec` does the same.
+
+    Attributes:
+        library: What calls it.
     """
 
     def __init__(
         self, rounding: Rounding = "nearest-even", *, library: Library | None = None
     ) -> None:
         self.rounding: Rounding = rounding
-        self._library = library or Library()
+        self.library = library or Library()
 
     def scratch_bytes(self, numel: int) -> int:
         """Nothing: what is in between stays in registers."""
@@ -93,13 +96,13 @@ class NativeCodec:
     ) -> None:
         """See `Codec.split`."""
         assert (parts.bitmap is not None) == (self.rounding == "nearest-even")
-        place = self._library.describe(weight, parts)
-        self._library.functions.ascend_split(ctypes.byref(place), master.data_ptr())
+        place = self.library.describe(weight, parts)
+        self.library.functions.ascend_split(ctypes.byref(place), master.data_ptr())
 
     def join(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         """See `Codec.join`."""
         assert (parts.bitmap is not None) == (self.rounding == "nearest-even")
-        place = self._library.describe(weight, parts)
-        self._library.functions.ascend_join(ctypes.byref(place), master.data_ptr())
+        place = self.library.describe(weight, parts)
+        self.library.functions.ascend_join(ctypes.byref(place), master.data_ptr())
