@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -109,3 +112,24 @@ class Run:
 def run() -> type[Run]:
     """The class, since test modules do not import one another."""
     return Run
+
+
+@pytest.fixture
+def free() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which a simulated NPU has only so many bytes left."""
+    total = torch.npu.get_device_properties(0).total_memory
+    if total > 1 << 29:
+        pytest.skip("a larger device takes long to fill: run with ASCENDSIM_HBM=384M")
+
+    @contextlib.contextmanager
+    def leave(nbytes: int) -> Iterator[None]:
+        torch.npu.synchronize()
+        gc.collect()
+        torch.npu.empty_cache()
+        left, _ = torch.npu.mem_get_info()
+        filling = torch.empty((left - nbytes) >> 21 << 21, dtype=torch.uint8, device="npu")
+        yield
+        del filling
+        torch.npu.empty_cache()
+
+    return leave
