@@ -21,6 +21,7 @@ PAGES = {
     ],
     "ascend-swap/src": ["swap-optimizer"],
     "ascend-core/src/ascend_core/optim": ["swap-optimizer"],
+    "ascend-reuse-param/src": ["reuse-fp32-param"],
 }
 
 
