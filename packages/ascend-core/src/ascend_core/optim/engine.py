@@ -302,26 +302,13 @@ class _Step:
         """Whether the step works on a copy: never change a gradient that may be needed again."""
         return (
             not self._in_place
-            or self._scaling.clip is not None
             or (self._scaling.grad_scale is not None and not slot.group.get("fused"))
             or (self._gradients[slot].dtype != slot.dtype and not self._has_kernel(slot))
         )
 
-    def _clips_before_widening(self, slot: Slot) -> bool:
-        """Whether clipping is done, and rounded, in another dtype: the gradient's, as by torch."""
-        return self._scaling.clip is not None and self._gradients[slot].dtype != slot.dtype
-
     def _scaled(self, slot: Slot, gradient: torch.Tensor, scratch: Arena) -> torch.Tensor:
-        """A copy of a gradient in the slot's dtype, clipped and unscaled."""
-        copy, clip = scratch.take(gradient.numel(), slot.dtype), self._scaling.clip
-        with scratch.passing():
-            if clip is not None and self._clips_before_widening(slot):
-                own = scratch.take(gradient.numel(), gradient.dtype)
-                gradient = torch.mul(gradient, clip, out=own)
-                clip = None
-            copy.copy_(gradient)
-        if clip is not None:
-            copy.mul_(clip)
+        """A copy of a gradient in the slot's dtype, unscaled."""
+        copy = scratch.take(gradient.numel(), slot.dtype).copy_(gradient)
         if self._unscale is not None and not slot.group.get("fused"):
             copy.mul_(self._unscale)
         return copy
@@ -335,8 +322,6 @@ class _Step:
                 continue
             if self._copies(slot):
                 kept += aligned(numel * slot.dtype.itemsize)
-                if self._clips_before_widening(slot):
-                    passing = max(passing, aligned(numel * self._gradients[slot].dtype.itemsize))
             if slot.has_master and not self._has_kernel(slot):
                 kept += aligned(self._masters.kept_bytes(numel))
                 passing = max(passing, self._masters.passing_bytes(slot, numel))

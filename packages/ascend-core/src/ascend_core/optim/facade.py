@@ -48,7 +48,6 @@ class WindowedOptimizer(optim.Optimizer):
     _watch: ParameterWatch
     _journal: Journal | None
     _scaling_of_step: Scaling
-    _clip: torch.Tensor | None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -100,7 +99,6 @@ class WindowedOptimizer(optim.Optimizer):
             active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
             scaling = self._scaling(active)
             if not active or scaling is None:
-                self._clip = None
                 return
             windows = [w for w in self._roster.windows() if _touches(w, active)]
             journal = Journal(windows, {slot: self._gradients.token(slot) for slot in active})
@@ -115,7 +113,7 @@ class WindowedOptimizer(optim.Optimizer):
                 journal.close()
                 self._journal = None
             raise
-        self._journal = self._clip = None
+        self._journal = None
 
     def _scaling(self, active: set[Slot]) -> Scaling | None:
         """What the step multiplies gradients by; None when it is to be skipped.
@@ -125,27 +123,30 @@ class WindowedOptimizer(optim.Optimizer):
         """
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and not isinstance(found_inf, torch.Tensor):
+        if found_inf is not None and active and not isinstance(found_inf, torch.Tensor):
             raise ConfigError(
                 "the gradient scaler found no gradient to look at.",
-                why="with offload_gradients they are on the host when it looks, and it would miss "
-                "an inf.",
-                instead="train in BF16 without a scaler, or use release_grads instead.",
+                why="there was none when its unscale_ was called, so it would miss an inf.",
+                instead="call unscale_ after backward.",
             )
         on_device = all(slot.group.get("fused") and not slot.unmade for slot in active)
-        if found_inf is not None and not on_device:
+        if isinstance(found_inf, torch.Tensor) and not on_device:
             if found_inf.item():
                 return None
             found_inf = None
-        return Scaling(scale, found_inf, self._clip)
+        return Scaling(scale, found_inf)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clip the norm of all gradients together, wherever they are; takes effect in `step`.
+        """Clip the norm of all gradients together, wherever they are.
 
-        The gradients themselves are left as they are. Where a `GradScaler` is in use, call its
-        `unscale_` before, except with FP16 parameters, whose gradients it refuses to unscale: give
-        `max_norm` times the scale then.
+        The same as `torch.nn.utils.clip_grad_norm_` over the parameters, bit for bit, and as often
+        as it is called: the gradients themselves are clipped. One that is on the host is multiplied
+        when it is next read, so that it need not move for that alone; what replaces it, or is
+        made after `zero_grad`, is not clipped.
+
+        Where a `GradScaler` is in use, call its `unscale_` before, except with FP16 parameters,
+        whose gradients it refuses to unscale: give `max_norm` times the scale then.
 
         Args:
             max_norm: The most that the norm may be.
@@ -153,22 +154,20 @@ class WindowedOptimizer(optim.Optimizer):
 
         Returns:
             The total norm before clipping; 0-d, on the gradients' device.
+
+        Raises:
+            OptimizerFailedError: When a step failed or was interrupted half-way.
         """
         self._check_usable()
+        self._check_not_interrupted("clip_grad_norm_")
         self._follow()
         found = [s for s in self._roster.slots if self._gradients.has(s)]
         if not found:
             return torch.tensor(0.0)
-        # The formulas of torch.nn.utils.get_total_norm and clip_grads_with_norm_.
-        norms = torch.stack([self._gradients.norm(slot, norm_type) for slot in found])
-        total: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
-        self._clip = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        return total
+        return self._gradients.clip(found, max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
-        self._clip = None
-        self._gradients.clear(set_to_none=set_to_none)
         self._home.tidy()
         super().zero_grad(set_to_none)
 
@@ -371,7 +370,7 @@ def windowed(
     facade._roster = Roster(rule, home, size, master_weights=master_weights)
     facade._watch = ParameterWatch()
     facade._engine = Engine(kind, optimizer.defaults, home, gradients)
-    facade._journal = facade._clip = None
+    facade._journal = None
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}
     shared = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     optim.Optimizer.__setstate__(facade, {**shared, **hooks})
