@@ -14,7 +14,7 @@ from torch import optim
 from torch.utils.hooks import RemovableHandle
 
 from ascend_core.errors import ConfigError, FeatureError, OptimizerFailedError
-from ascend_core.optim.checkpoint import Loading, for_wrapped, state_of
+from ascend_core.optim.checkpoint import Loading, fill, for_wrapped, state_of
 from ascend_core.optim.engine import Engine
 from ascend_core.optim.gradients import AttributeGradients, Gradients, Scaling
 from ascend_core.optim.home import CohortWindow, Home, Slot
@@ -48,6 +48,7 @@ class WindowedOptimizer(optim.Optimizer):
     _watch: ParameterWatch
     _journal: Journal | None
     _scaling_of_step: Scaling
+    _left_behind: dict[torch.Tensor, Any]  # the wrapped optimizer's, of parameters of no group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -96,6 +97,7 @@ class WindowedOptimizer(optim.Optimizer):
             journal = None  # interrupted behind the last window, and these gradients are new
         if journal is None:
             self._follow()
+            self._home.spread_scalars()
             active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
             scaling = self._scaling(active)
             if not active or scaling is None:
@@ -281,6 +283,9 @@ class WindowedOptimizer(optim.Optimizer):
         self._watch.update(self.param_groups)
         self._roster.follow(self.param_groups, also)
         self._gradients.follow(self._roster.slots)
+        for slot in self._roster.slots if self._left_behind else ():
+            if left := self._left_behind.pop(slot.parameter, None):
+                fill(slot, self._home, left)
         self._watch.follow(p for group in self.param_groups for p in group["params"])
 
     def _check_not_removed(self) -> None:
@@ -374,11 +379,15 @@ def windowed(
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}
     shared = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     optim.Optimizer.__setstate__(facade, {**shared, **hooks})
-    if optimizer.state:
+    facade._left_behind = {}
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(parameter in optimizer.state for parameter in listed):
         facade._load(_moving_in(optimizer))
-        optimizer.state.clear()
     else:
         facade._follow()
+    for parameter in listed:
+        optimizer.state.pop(parameter, None)
+    facade._left_behind = optimizer.state
     facade._guard = optimizer.register_step_pre_hook(_Refusal(optimizer))
     return facade
 
