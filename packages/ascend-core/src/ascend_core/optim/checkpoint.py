@@ -85,6 +85,10 @@ class Loading:
         """The parameters that the checkpoint has state for."""
         return list(self._state)
 
+    def with_masters(self, roster: Roster) -> list[Slot]:
+        """The slots that the checkpoint has an FP32 master for."""
+        return [slot for place, slot in roster.items() if MASTER in self._state.get(place, ())]
+
     def write(self, groups: Groups, roster: Roster, home: Home) -> None:
         """Put options and state in.
 

@@ -27,7 +27,7 @@ taken: after one, weights and state are not to be trusted, whose kernel it ever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Engine:
         defaults: Its `defaults`.
         home: Where state lives.
         gradients: Where gradients come from.
+        attributes: What instances of the class have beyond those of torch's optimizers.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Engine:
         defaults: dict[str, Any],
         home: Home,
         gradients: Gradients,
+        attributes: Mapping[str, Any],
     ) -> None:
         self._kind = kind
         self._defaults = defaults
+        self._attributes = attributes
         self.home = home
         self.gradients = gradients
         self.step = unhooked_step(kind)
@@ -120,6 +123,7 @@ class Engine:
             kept = {n: t for n, t in elements.items() if n != MASTER and n not in slot.unmade}
             state[target] = {**scalars, **kept}
         shadow.__dict__.update(
+            self._attributes,
             defaults=self._defaults,
             param_groups=list(groups.values()),
             state=_EmptyByDefault(state),

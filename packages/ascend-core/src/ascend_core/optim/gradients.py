@@ -113,6 +113,12 @@ class AttributeGradients:
     def token(self, slot: Slot) -> object:
         """The gradient's identity and version."""
         grad = slot.parameter.grad
+        if grad is not None and grad.is_inference():
+            raise ConfigError(
+                f"the gradient of {slot.name} was made in inference mode.",
+                why="torch does not note what is written to such a tensor.",
+                instead="make it outside, or clone() it there.",
+            )
         return None if grad is None else _Token(weakref.ref(grad), grad._version)
 
     def flat(self, slot: Slot) -> torch.Tensor:
@@ -156,10 +162,16 @@ def flattened(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
             instead="use sparse=False in its embedding, or another optimizer for it.",
         )
     layout = read(grad)
-    if layout.stride != slot.layout.stride or not layout.is_dense:
+    if not layout.is_dense or not _lies_like(layout, slot.layout):
         form = torch.empty_strided(
             slot.layout.size, slot.layout.stride, dtype=grad.dtype, device=grad.device
         )
         grad = form.copy_(grad.detach())
         layout = read(grad)
     return layout.flatten(grad)
+
+
+def _lies_like(one: Layout, other: Layout) -> bool:
+    """Whether elements follow one another alike: the stride of a single element may be anything."""
+    strides = zip(one.size, one.stride, other.stride, strict=True)
+    return all(mine == its for size, mine, its in strides if size != 1)
