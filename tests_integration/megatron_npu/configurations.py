@@ -21,6 +21,7 @@ class Configuration:
         losses_of: The configuration whose losses on the CPU these must be. None: its own.
         change: What is changed in megatron-core, by its name in `changes.CHANGES`.
         steps: How many, all on the same batch.
+        resume_after: After how many everything is saved, built anew and loaded; None: never.
         dtype: Of the parameters: "fp32", "bf16" or "fp16".
         tensor: Ranks that share a layer.
         pipeline: Ranks that share the layers.
@@ -41,6 +42,7 @@ class Configuration:
     losses_of: str | None = None
     change: str | None = None
     steps: int = 3
+    resume_after: int | None = None
     dtype: str = "fp32"
     tensor: int = 1
     pipeline: int = 1
@@ -99,6 +101,10 @@ WORLD_1 = {
     "bf16, distributed optimizer": Configuration(dtype="bf16", distributed_optimizer=True),
     "fp32, swap-optimizer": _swapping("fp32, distributed optimizer"),
     "bf16, swap-optimizer": _swapping("bf16, distributed optimizer", dtype="bf16"),
+    "fp32, swap-optimizer, resumed": _swapping("fp32, distributed optimizer", resume_after=1),
+    "bf16, swap-optimizer, resumed": _swapping(
+        "bf16, distributed optimizer", dtype="bf16", resume_after=1
+    ),
     "overlap": Configuration(distributed_optimizer=True, overlap=True, bucket=BUCKETS),
     "fused swiglu": Configuration(model={"bias_activation_fusion": True}),
     "uniform recompute": Configuration(losses_of="fp32", model=UNIFORM),
@@ -153,6 +159,7 @@ WORLD_2 = {
     ),
     "dp2, bf16": Configuration(dtype="bf16", distributed_optimizer=True),
     "dp2, bf16, swap-optimizer": _swapping("dp2, bf16", dtype="bf16"),
+    "dp2, bf16, swap-optimizer, resumed": _swapping("dp2, bf16", dtype="bf16", resume_after=1),
     "tp2": Configuration(tensor=2),
     "pp2": Configuration(pipeline=2),
     "pp2, tied embedding": Configuration(pipeline=2, tied=True),

@@ -8,7 +8,9 @@ step, for the norm of the gradients.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,7 +51,9 @@ def train(configuration: Configuration, device: torch.device) -> dict[str, list[
         optimizer = _optimizer(configuration, chunks)
         schedule = get_forward_backward_func()
         losses, norms = [], []
-        for _ in range(configuration.steps):
+        for number in range(configuration.steps):
+            if number == configuration.resume_after:
+                chunks, optimizer = _resumed(configuration, chunks, optimizer, device)
             for chunk in chunks:
                 chunk.zero_grad_buffer()
             optimizer.zero_grad()
@@ -198,6 +202,48 @@ def _optimizer(configuration: Configuration, chunks: list[Any]) -> Any:
     optimizer = get_megatron_optimizer(OptimizerConfig(**options), chunks)
     chunks[0].config.grad_scale_func = optimizer.scale_loss
     return optimizer
+
+
+# The checkpoint ----------------------------------------------------------------------------------
+
+
+def _resumed(
+    configuration: Configuration, chunks: list[Any], optimizer: Any, device: torch.device
+) -> tuple[list[Any], Any]:
+    """Save model and optimizer to a file of this rank, and go on from there in new ones.
+
+    The parts are those of megatron-core's distributed checkpoint ("dp_reshardable"); only the file
+    is torch's. Its own writer needs psutil, which these environments lack, and its older format
+    does not load the step counts of torch's Adam.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.pt"
+        saved = {
+            "model": [chunk.state_dict() for chunk in chunks],
+            "optimizer": optimizer.state_dict(),
+            "state": [_state_of(part) for part in optimizer.chained_optimizers],
+        }
+        torch.save(saved, path)
+        chunks = _chunks(configuration, device)
+        optimizer = _optimizer(configuration, chunks)
+        loaded = torch.load(path, weights_only=False)
+    for chunk, state in zip(chunks, loaded["model"], strict=True):
+        chunk.load_state_dict(state)
+    optimizer.load_state_dict(loaded["optimizer"])
+    with torch.no_grad():
+        for part, state in zip(optimizer.chained_optimizers, loaded["state"], strict=True):
+            part.load_parameter_state_from_dp_reshardable(state)
+    return chunks, optimizer
+
+
+def _state_of(optimizer: Any) -> dict[Any, Any]:
+    """The state of a distributed optimizer, each piece marked as no padding, as its loader asks."""
+    state: dict[Any, Any] = optimizer.get_parameter_state_dp_reshardable()
+    buffers = [found for key, found in state.items() if isinstance(key, int)]
+    for buckets in (one for buffer in buffers for one in buffer.values()):
+        for piece in (one for bucket in buckets for one in bucket):
+            piece["padding"] = False
+    return state
 
 
 # The data ----------------------------------------------------------------------------------------

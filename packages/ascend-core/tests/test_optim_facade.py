@@ -247,6 +247,20 @@ def test_fp16_parameters_with_masters_under_a_scaler(form: dict[str, bool]) -> N
         assert bitwise_equal(params[0], master.half())
 
 
+def test_a_scaler_that_saw_no_gradient_is_refused() -> None:
+    params = parameters(10)
+    optimizer = windowed(optim.AdamW(params))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)  # nothing to do
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    with_gradients(params)
+    with pytest.raises(ConfigError, match="found no gradient to look at"):
+        scaler.step(optimizer)
+
+
 def test_a_closure_runs_with_grad_and_its_loss_is_returned() -> None:  # SO-33
     plain, ours = parameters(100), parameters(100)
     losses = []

@@ -247,6 +247,12 @@ class PinnedPool:
         )
         return HostBuffer(memory.narrow(0, lease.start, nbytes), lease, self._returns)
 
+    def slab_bytes_for(self, nbytes: int) -> int:
+        """What a slab of its own for a buffer of that many bytes would reserve."""
+        size = _aligned(nbytes)
+        pins = current_backend().can_pin if self._pin is None else self._pin
+        return _power_of_two(size) if pins and size else size
+
     def stats(self) -> PoolStats:
         """What the pool holds now, with every buffer that came back counted as free."""
         with self._lock:

@@ -15,6 +15,7 @@ the others it stays on the host.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -50,13 +51,16 @@ class Array:
     Attributes:
         values: On the host, of one dimension.
         shown: The same memory with a storage of its own, so that who saves a view saves this array
-            and not all that lies beside it in a slab.
+            and not all that lies beside it in a slab. Only its users write through it.
+        version: Of `shown`, when the scalars of all slices were equal.
+        moves: Whether a window brings it to the device.
         windows: By window number, the range that belongs to it.
         places: By slot, the range of its elements, or of the scalars of its slices.
     """
 
     values: torch.Tensor
     shown: torch.Tensor
+    version: int
     moves: bool
     windows: dict[int, Range]
     places: dict[Slot, Range]
@@ -80,13 +84,18 @@ class CohortArrays:
         self._arrays = {
             key: Array(
                 lease.memory.view(key.dtype),
-                _with_own_storage(lease.memory).view(key.dtype),
+                shown := _with_own_storage(lease.memory).view(key.dtype),
+                shown._version,
                 key.moves,
                 plan.windows,
                 plan.places,
             )
             for (key, plan), lease in zip(plans.items(), self._leases, strict=True)
         }
+        for array, lease in zip(self._arrays.values(), self._leases, strict=True):
+            # Whoever looks at the state keeps its memory from the next one who asks for some.
+            weakref.finalize(array.shown.untyped_storage(), lease.release).atexit = False
+        self._slots = cohort.slots
         for slot in cohort.slots:
             for entry in slot.entries:
                 array, place = self._of(slot, entry)
@@ -142,10 +151,10 @@ class CohortArrays:
 
     def put_back(self, slot: Slot, piece: Slice, scalars: dict[str, torch.Tensor]) -> None:
         """Store the scalars that do not move."""
-        kept = self.scalars(slot)[piece.number]
         for entry in slot.scalars:
             if not _key(slot, entry).moves:
-                kept[entry.name].copy_(scalars[entry.name])
+                array, place = self._of(slot, entry)
+                array.values[place.start + piece.number].copy_(scalars[entry.name])
 
     def elements(self, slot: Slot) -> dict[str, torch.Tensor]:
         """What is kept for each element of a slot: views of shape [numel]."""
@@ -164,15 +173,27 @@ class CohortArrays:
                 one[entry.name] = array.shown[place.start + number]
         return found
 
+    def scalars_were_written(self) -> bool:
+        """Whether somebody wrote to what `scalars` gave since `spread_scalars`."""
+        scalars = (array for key, array in self._arrays.items() if key.is_scalar)
+        return any(array.shown._version != array.version for array in scalars)
+
+    def spread_scalars(self) -> None:
+        """Give all slices of a slot the scalars of its first one. No copy may be under way."""
+        for slot in self._slots:
+            for entry in slot.scalars:
+                array, (start, stop) = self._of(slot, entry)
+                array.values[start:stop] = array.values[start].clone()
+                array.version = array.shown._version
+
     def used_by(self, *copies: Event) -> None:
         """Note the copies that were queued last, for whoever gets this memory next."""
         for lease in self._leases:
             lease.used_by(*copies)
 
     def release(self) -> None:
-        """Give the memory back, when no copy uses it."""
-        for lease in self._leases:
-            lease.release()
+        """Give the memory back, when no copy uses it and nobody looks at it any more."""
+        self._arrays.clear()
 
     def nbytes(self) -> int:
         """Bytes of all arrays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from ascend_core.pinned import HostBuffer, PinnedPool
 from ascend_core.streams import Event
 
 __all__ = ["DiskStore", "Lease", "PinnedStore", "Store"]
+
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class Lease(Protocol):
@@ -71,13 +74,14 @@ class PinnedStore:
             for one in taken:
                 one.release()
             self._pool.trim()
+            total = self.reserved_bytes() + sum(map(self._pool.slab_bytes_for, sizes))
             kind = type(error)
             raise kind(
                 f"the optimizer's state needs {sum(sizes)} bytes of host memory, and there is no "
                 "room for it.",
                 why=f"{error.what} {error.why or ''}".strip(),
-                instead="raise host_budget_bytes, give a disk, or shard the optimizer over more "
-                "ranks.",
+                instead=f"raise host_budget_bytes to {total}, give a disk, or shard the optimizer "
+                "over more ranks.",
             ) from error
         return taken
 
@@ -139,6 +143,12 @@ class DiskStore:
         except OSError as error:
             for one in taken:
                 one.release()
+            if error.errno not in _FULL:
+                raise ConfigError(
+                    f"disk is {str(self._folder)!r}, and no file for the state can be made there.",
+                    why=str(error),
+                    instead="choose a folder that you may write to, on a fast local disk.",
+                ) from error
             raise HostMemoryError(
                 f"the optimizer's state needs {total} bytes on disk, and {self._folder} has no "
                 "room for it.",

@@ -1,27 +1,35 @@
 """Gradients that leave the device as soon as backward has made them.
 
 [Note: accumulating on the host]
-When autograd has added to a parameter's `.grad`, a hook takes it: it is copied to the host on the
-outward stream and dropped from the device. For the next micro-batch the sum so far is fetched, the
-new gradient is added on the device, by the same operator as autograd's, and the sum goes back. So
-at most one gradient and one sum are on the device at a time, and every bit is as it would be there.
+When autograd has put a gradient into a parameter's `.grad`, a hook takes it: it is copied to the
+host on the outward stream, and `.grad` holds a `HostGradient` instead, which takes no memory of the
+device. For the next micro-batch autograd adds to that: the sum so far is fetched, the new gradient
+is added on the device, by autograd's own operator, and the sum goes back. So at most one gradient
+and one sum are on the device at a time, and every bit is as it would be there.
+
+There is no table of sums: a sum is where `.grad` is, and goes when `.grad` is dropped.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils.hooks import RemovableHandle
 
-from ascend_core.optim import Slot, flattened, norm_of
+from ascend_core.errors import ConfigError
+from ascend_core.optim import Slot, flattened
 from ascend_core.pinned import PinnedPool
 from ascend_core.streams import Event
-from ascend_core.transfer import HostCopy, Transfer
+from ascend_core.transfer import Transfer
+from ascend_swap.host_gradient import HostGradient, HostValues
 
 __all__ = ["HostGradients"]
+
+Hooks = dict[Slot, tuple[torch.Tensor, RemovableHandle]]
 
 
 class HostGradients:
@@ -34,94 +42,130 @@ class HostGradients:
 
     def __init__(self, device: torch.device, pool: PinnedPool) -> None:
         self.transfer = Transfer(device, pool=pool)
-        self._sums: dict[Slot, HostCopy] = {}
-        self._hooks: dict[Slot, tuple[torch.Tensor, RemovableHandle]] = {}
+        self._hooks: Hooks = {}
+        # The parameters may outlive the optimizer, and their gradients should stay with them then.
+        weakref.finalize(self, _unhook_all, self._hooks).atexit = False
 
     def follow(self, slots: Sequence[Slot]) -> None:
-        """Hook the parameters that are new, and let go of those that are gone."""
+        """Hook the parameters that are new, and let go of those that are gone.
+
+        Raises:
+            ConfigError: When another optimizer takes the gradient of a parameter. None was hooked.
+        """
         for slot in self._hooks.keys() - set(slots):
             self._unhook(slot)
         for slot in slots:
             hooked = self._hooks.get(slot)
             if hooked is not None and hooked[0] is not slot.parameter:
                 self._unhook(slot)
-            if slot not in self._hooks and slot.parameter.requires_grad:
-                self._hooks[slot] = slot.parameter, _hooked(slot.parameter, _taking(self, slot))
+        new = [s for s in slots if s not in self._hooks and s.parameter.requires_grad]
+        for slot in new:
+            _check_is_free(slot)
+        for slot in new:
+            register: Any = slot.parameter.register_post_accumulate_grad_hook
+            self._hooks[slot] = slot.parameter, register(_Taking(self, slot))
 
     def has(self, slot: Slot) -> bool:
-        """Whether a gradient is on the host, or was put into `.grad` since."""
-        return slot in self._sums or slot.parameter.grad is not None
+        """Whether `.grad` is there."""
+        return slot.parameter.grad is not None
 
     def token(self, slot: Slot) -> object:
-        """The identity of the sum; None where there is none."""
-        self.take(slot)
-        kept = self._sums.get(slot)
-        return None if kept is None else id(kept)
+        """The identity of the values, and how often they were written; None without any."""
+        if not self.has(slot):
+            return None
+        values = self._values(slot)
+        return weakref.ref(values), values.version
 
     def flat(self, slot: Slot) -> torch.Tensor:
-        """The sum on the host: [numel]."""
-        self.take(slot)
-        return self._sums[slot].stored()
+        """The gradient on the host: [numel]."""
+        return self._values(slot).stored()
 
     def written(self, slot: Slot) -> tuple[Event, ...]:
-        """The last copy of the sum."""
-        return self._sums[slot].last_use
+        """The last copy of the gradient."""
+        return self._values(slot).last_use
 
-    def norm(self, slot: Slot, norm_type: float) -> torch.Tensor:
-        """The norm of the sum, which comes to the device for it."""
-        self.take(slot)
-        return norm_of(flattened(self._sums[slot].fetch().wait(), slot), norm_type)
+    def factors(self, slot: Slot) -> Sequence[torch.Tensor]:
+        """What clipping left to be done."""
+        return self._values(slot).factors
+
+    def clip(self, slots: Sequence[Slot], max_norm: float, norm_type: float) -> torch.Tensor:
+        """Fetch each gradient for its norm, and note what it is to be multiplied by."""
+        # The formulas of torch.nn.utils.get_total_norm and clip_grads_with_norm_, which put the
+        # norms of one dtype beside each other.
+        all_values = [self._values(slot) for slot in slots]
+        forms: list[torch.Tensor | None] = [
+            torch.empty(0, dtype=v.layout.dtype, device=v.device) for v in all_values
+        ]
+        grouped = _group_tensors_by_device_and_dtype([forms], with_indices=True)
+        norms = [
+            torch._foreach_norm([all_values[i].fetch()], norm_type)[0]
+            for _, indices in grouped.values()
+            for i in indices
+        ]
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for values in all_values:
+            values.multiply(factor)
+        return total
 
     @torch.no_grad()
     def take(self, slot: Slot) -> None:
-        """Add `.grad` to the sum on the host, and drop it. Does not block the host."""
+        """Move `.grad` to the host, if it is not there yet. Does not block the host.
+
+        Frees the gradient on the device.
+        """
         grad = slot.parameter.grad
-        if grad is None:
+        if grad is None or isinstance(grad, HostGradient):
             return
         if grad.layout is torch.strided:
             grad = slot.shaped(flattened(grad, slot))
-        held = self._sums.get(slot)
-        if held is not None:
-            grad = held.fetch().wait().add_(grad)
-        self._sums[slot] = self.transfer.to_host(grad)
-        slot.parameter.grad = None
-
-    def clear(self, *, set_to_none: bool) -> None:
-        """Forget the sums, or set them to zero."""
-        if set_to_none:
-            self._sums.clear()
-        for held in self._sums.values():
-            held.on_host().zero_()
+        slot.parameter.grad = HostGradient(HostValues(self.transfer, grad))
 
     def release(self, slot: Slot) -> None:
-        """Give the host memory of a sum back."""
-        self._sums.pop(slot, None)
+        """Drop `.grad`, and the host memory with it."""
+        slot.parameter.grad = None
 
     def close(self) -> None:
-        """Bring the sums back into `.grad`, and unhook every parameter."""
-        for slot, held in self._sums.items():
-            slot.parameter.grad = held.fetch().wait()
-        self._sums.clear()
-        for slot in list(self._hooks):
-            self._unhook(slot)
+        """Bring the gradients back to the device, and unhook every parameter."""
+        for slot, (parameter, _) in self._hooks.items():
+            if isinstance(parameter.grad, HostGradient):
+                parameter.grad = self._values(slot).fetch()
+        _unhook_all(self._hooks)
+
+    def _values(self, slot: Slot) -> HostValues:
+        self.take(slot)
+        grad = slot.parameter.grad
+        assert isinstance(grad, HostGradient)
+        return grad.host
 
     def _unhook(self, slot: Slot) -> None:
         self._hooks.pop(slot)[1].remove()
 
 
-def _taking(gradients: HostGradients, slot: Slot) -> Callable[[torch.Tensor], None]:
+class _Taking:
     """A hook that holds neither the parameter nor the optimizer alive."""
-    owner, place = weakref.ref(gradients), weakref.ref(slot)
 
-    def take(parameter: torch.Tensor) -> None:
-        found, where = owner(), place()
-        if found is not None and where is not None:
-            found.take(where)
+    def __init__(self, owner: HostGradients, slot: Slot) -> None:
+        self.owner = weakref.ref(owner)
+        self._slot = weakref.ref(slot)
 
-    return take
+    def __call__(self, parameter: torch.Tensor) -> None:
+        owner, slot = self.owner(), self._slot()
+        if owner is not None and slot is not None:
+            owner.take(slot)
 
 
-def _hooked(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    register: Any = parameter.register_post_accumulate_grad_hook
-    handle: RemovableHandle = register(hook)
-    return handle
+def _check_is_free(slot: Slot) -> None:
+    hooks = getattr(slot.parameter, "_post_accumulate_grad_hooks", None) or {}
+    if any(isinstance(hook, _Taking) and hook.owner() is not None for hook in hooks.values()):
+        raise ConfigError(
+            f"the gradient of {slot.name} is moved to the host by another optimizer.",
+            why="whichever of the two stepped first would drop it, and the other would not see it.",
+            instead="give each parameter to one optimizer, or remove() the other one first.",
+        )
+
+
+def _unhook_all(hooks: Hooks) -> None:
+    for _, handle in hooks.values():
+        handle.remove()
+    hooks.clear()

@@ -117,6 +117,13 @@ class HostHome:
         self.settle()
         return self._arrays[self._cohort_of[slot]].scalars(slot)
 
+    def spread_scalars(self) -> None:
+        """See `Home.spread_scalars`."""
+        for arrays in self._arrays.values():
+            if arrays.scalars_were_written():
+                self.settle()
+                arrays.spread_scalars()
+
     def settle(self) -> None:
         """Block the host until every way out has ended, those of interrupted steps included."""
         self.transfer.finish_sends()

@@ -78,13 +78,15 @@ def swap_optimizer(
 
 
 def _device_of(optimizer: optim.Optimizer) -> torch.device:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return torch.device(parameter.device)
-    raise ConfigError("the optimizer has no parameters.", instead="give it some first.")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not parameters:
+        raise ConfigError("the optimizer has no parameters.", instead="give it some first.")
+    # One that is frozen is never stepped, wherever it is.
+    stepped = next((p for p in parameters if p.requires_grad), parameters[0])
+    return torch.device(stepped.device)
 
 
 def _store(config: SwapOptimizerConfig, pool: PinnedPool | None) -> Store:
     if config.disk is not None:
-        return DiskStore(Path(config.disk), config.host_budget_bytes)
+        return DiskStore(Path(config.disk).expanduser(), config.host_budget_bytes)
     return PinnedStore(PinnedPool(config.host_budget_bytes) if pool is None else pool)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ascend_core.optim.arena import Arena, aligned
 from ascend_core.optim.facade import WindowedOptimizer, windowed
-from ascend_core.optim.gradients import AttributeGradients, Gradients, flattened, norm_of
+from ascend_core.optim.gradients import AttributeGradients, Gradients, flattened
 from ascend_core.optim.home import MASTER, Cohort, CohortWindow, Held, Home, Slot, Walk
 from ascend_core.optim.masters import Kernel, Masters, StoredMasters
 from ascend_core.optim.resident import Resident, ResidentWalk
@@ -36,6 +36,5 @@ __all__ = [
     "WindowedOptimizer",
     "aligned",
     "flattened",
-    "norm_of",
     "windowed",
 ]

@@ -12,7 +12,7 @@ from ascend_core.optim.home import MASTER, Home, Slot
 from ascend_core.optim.roster import Groups, Place, Roster
 from ascend_core.optim.rules import Entry
 
-__all__ = ["Loading", "for_wrapped", "state_of"]
+__all__ = ["Loading", "fill", "for_wrapped", "state_of"]
 
 
 def state_of(slot: Slot, home: Home) -> dict[str, torch.Tensor]:
@@ -85,6 +85,10 @@ class Loading:
         """The parameters that the checkpoint has state for."""
         return list(self._state)
 
+    def with_masters(self, roster: Roster) -> list[Slot]:
+        """The slots that the checkpoint has an FP32 master for."""
+        return [slot for place, slot in roster.items() if MASTER in self._state.get(place, ())]
+
     def write(self, groups: Groups, roster: Roster, home: Home) -> None:
         """Put options and state in.
 
@@ -104,7 +108,7 @@ class Loading:
                 group.update(options)
             raise
         for place, slot in roster.items():
-            _fill(slot, home, self._state.get(place))
+            fill(slot, home, self._state.get(place))
         for cohort in old:
             home.dismiss(cohort)
 
@@ -151,7 +155,7 @@ def _listed(names: Any) -> str:
     return ", ".join(sorted(names)) or "nothing"
 
 
-def _fill(slot: Slot, home: Home, state: Mapping[str, Any] | None) -> None:
+def fill(slot: Slot, home: Home, state: Mapping[str, Any] | None) -> None:
     """Set everything that is kept for a slot from a checkpoint, or to how it begins."""
     saved = state or {}
     slot.is_stepped = state is not None

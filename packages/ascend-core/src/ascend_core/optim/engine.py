@@ -27,7 +27,7 @@ taken: after one, weights and state are not to be trusted, whose kernel it ever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Engine:
         defaults: Its `defaults`.
         home: Where state lives.
         gradients: Where gradients come from.
+        attributes: What instances of the class have beyond those of torch's optimizers.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Engine:
         defaults: dict[str, Any],
         home: Home,
         gradients: Gradients,
+        attributes: Mapping[str, Any],
     ) -> None:
         self._kind = kind
         self._defaults = defaults
+        self._attributes = attributes
         self.home = home
         self.gradients = gradients
         self.step = unhooked_step(kind)
@@ -120,6 +123,7 @@ class Engine:
             kept = {n: t for n, t in elements.items() if n != MASTER and n not in slot.unmade}
             state[target] = {**scalars, **kept}
         shadow.__dict__.update(
+            self._attributes,
             defaults=self._defaults,
             param_groups=list(groups.values()),
             state=_EmptyByDefault(state),
@@ -302,26 +306,13 @@ class _Step:
         """Whether the step works on a copy: never change a gradient that may be needed again."""
         return (
             not self._in_place
-            or self._scaling.clip is not None
             or (self._scaling.grad_scale is not None and not slot.group.get("fused"))
             or (self._gradients[slot].dtype != slot.dtype and not self._has_kernel(slot))
         )
 
-    def _clips_before_widening(self, slot: Slot) -> bool:
-        """Whether clipping is done, and rounded, in another dtype: the gradient's, as by torch."""
-        return self._scaling.clip is not None and self._gradients[slot].dtype != slot.dtype
-
     def _scaled(self, slot: Slot, gradient: torch.Tensor, scratch: Arena) -> torch.Tensor:
-        """A copy of a gradient in the slot's dtype, clipped and unscaled."""
-        copy, clip = scratch.take(gradient.numel(), slot.dtype), self._scaling.clip
-        with scratch.passing():
-            if clip is not None and self._clips_before_widening(slot):
-                own = scratch.take(gradient.numel(), gradient.dtype)
-                gradient = torch.mul(gradient, clip, out=own)
-                clip = None
-            copy.copy_(gradient)
-        if clip is not None:
-            copy.mul_(clip)
+        """A copy of a gradient in the slot's dtype, unscaled."""
+        copy = scratch.take(gradient.numel(), slot.dtype).copy_(gradient)
         if self._unscale is not None and not slot.group.get("fused"):
             copy.mul_(self._unscale)
         return copy
@@ -335,8 +326,6 @@ class _Step:
                 continue
             if self._copies(slot):
                 kept += aligned(numel * slot.dtype.itemsize)
-                if self._clips_before_widening(slot):
-                    passing = max(passing, aligned(numel * self._gradients[slot].dtype.itemsize))
             if slot.has_master and not self._has_kernel(slot):
                 kept += aligned(self._masters.kept_bytes(numel))
                 passing = max(passing, self._masters.passing_bytes(slot, numel))

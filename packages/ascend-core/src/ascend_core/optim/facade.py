@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +15,8 @@ from torch import optim
 from torch.utils.hooks import RemovableHandle
 
 from ascend_core.errors import ConfigError, FeatureError, OptimizerFailedError
-from ascend_core.optim.checkpoint import Loading, for_wrapped, state_of
+from ascend_core.optim.checkpoint import Loading, fill, for_wrapped, state_of
+from ascend_core.optim.checks import check_form, check_groups, check_options
 from ascend_core.optim.engine import Engine
 from ascend_core.optim.gradients import AttributeGradients, Gradients, Scaling
 from ascend_core.optim.home import CohortWindow, Home, Slot
@@ -44,11 +46,11 @@ class WindowedOptimizer(optim.Optimizer):
     _engine: Engine
     _gradients: Gradients
     _inner: optim.Optimizer
-    _guard: RemovableHandle
+    _guards: list[RemovableHandle]
     _watch: ParameterWatch
     _journal: Journal | None
     _scaling_of_step: Scaling
-    _clip: torch.Tensor | None
+    _left_behind: dict[torch.Tensor, Any]  # the wrapped optimizer's, of parameters of no group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -97,10 +99,13 @@ class WindowedOptimizer(optim.Optimizer):
             journal = None  # interrupted behind the last window, and these gradients are new
         if journal is None:
             self._follow()
+            self._home.spread_scalars()
             active = {slot for slot in self._roster.slots if self._gradients.has(slot)}
             scaling = self._scaling(active)
+            if scaling is None:
+                for slot in active:
+                    self._gradients.release(slot)
             if not active or scaling is None:
-                self._clip = None
                 return
             windows = [w for w in self._roster.windows() if _touches(w, active)]
             journal = Journal(windows, {slot: self._gradients.token(slot) for slot in active})
@@ -115,7 +120,7 @@ class WindowedOptimizer(optim.Optimizer):
                 journal.close()
                 self._journal = None
             raise
-        self._journal = self._clip = None
+        self._journal = None
 
     def _scaling(self, active: set[Slot]) -> Scaling | None:
         """What the step multiplies gradients by; None when it is to be skipped.
@@ -125,27 +130,30 @@ class WindowedOptimizer(optim.Optimizer):
         """
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and not isinstance(found_inf, torch.Tensor):
+        if found_inf is not None and active and not isinstance(found_inf, torch.Tensor):
             raise ConfigError(
                 "the gradient scaler found no gradient to look at.",
-                why="with offload_gradients they are on the host when it looks, and it would miss "
-                "an inf.",
-                instead="train in BF16 without a scaler, or use release_grads instead.",
+                why="there was none when its unscale_ was called, so it would miss an inf.",
+                instead="call unscale_ after backward.",
             )
         on_device = all(slot.group.get("fused") and not slot.unmade for slot in active)
-        if found_inf is not None and not on_device:
+        if isinstance(found_inf, torch.Tensor) and not on_device:
             if found_inf.item():
                 return None
             found_inf = None
-        return Scaling(scale, found_inf, self._clip)
+        return Scaling(scale, found_inf)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clip the norm of all gradients together, wherever they are; takes effect in `step`.
+        """Clip the norm of all gradients together, wherever they are.
 
-        The gradients themselves are left as they are. Where a `GradScaler` is in use, call its
-        `unscale_` before, except with FP16 parameters, whose gradients it refuses to unscale: give
-        `max_norm` times the scale then.
+        The same as `torch.nn.utils.clip_grad_norm_` over the parameters, bit for bit, and as often
+        as it is called: the gradients themselves are clipped. One that is on the host is multiplied
+        when it is next read, so that it need not move for that alone; what replaces it, or is
+        made after `zero_grad`, is not clipped.
+
+        Where a `GradScaler` is in use, call its `unscale_` before, except with FP16 parameters,
+        whose gradients it refuses to unscale: give `max_norm` times the scale then.
 
         Args:
             max_norm: The most that the norm may be.
@@ -153,22 +161,20 @@ class WindowedOptimizer(optim.Optimizer):
 
         Returns:
             The total norm before clipping; 0-d, on the gradients' device.
+
+        Raises:
+            OptimizerFailedError: When a step failed or was interrupted half-way.
         """
         self._check_usable()
+        self._check_not_interrupted("clip_grad_norm_")
         self._follow()
         found = [s for s in self._roster.slots if self._gradients.has(s)]
         if not found:
             return torch.tensor(0.0)
-        # The formulas of torch.nn.utils.get_total_norm and clip_grads_with_norm_.
-        norms = torch.stack([self._gradients.norm(slot, norm_type) for slot in found])
-        total: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
-        self._clip = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        return total
+        return self._gradients.clip(found, max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
-        self._clip = None
-        self._gradients.clear(set_to_none=set_to_none)
         self._home.tidy()
         super().zero_grad(set_to_none)
 
@@ -221,10 +227,14 @@ class WindowedOptimizer(optim.Optimizer):
             ConfigError: When it does not fit these parameters. Nothing was loaded then.
         """
         self._check_not_removed()
+        check_form(state_dict)
         loaded = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = hook(self, loaded) or loaded
-        self._load(Loading(deepcopy(loaded["param_groups"]), loaded["state"], self.param_groups))
+        check_form(loaded)
+        groups = deepcopy(loaded["param_groups"])
+        check_options(groups, self.defaults)
+        self._load(Loading(groups, loaded["state"], self.param_groups))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -236,6 +246,13 @@ class WindowedOptimizer(optim.Optimizer):
             with contextlib.suppress(RuntimeError):
                 self._home.settle()
         loading.write(self.param_groups, self._roster, self._home)
+        if any(not slot.has_master for slot in loading.with_masters(self._roster)):
+            warnings.warn(
+                "the checkpoint has FP32 masters that this optimizer does not keep, and they were "
+                "dropped: what they hold beyond the weights is lost (master_weights=True keeps it)",
+                UserWarning,
+                stacklevel=3,
+            )
         if self._journal is not None:
             self._journal.abandon()
         self._journal = None
@@ -269,7 +286,8 @@ class WindowedOptimizer(optim.Optimizer):
         self._gradients.close()
         self._watch.close()
         self._roster.close()
-        self._guard.remove()
+        for guard in self._guards:
+            guard.remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowedOptimizer:
         raise _refused_copy("copied", "deepcopy")
@@ -279,9 +297,13 @@ class WindowedOptimizer(optim.Optimizer):
 
     def _follow(self, also: Collection[Place] = ()) -> None:
         """Bring the slots up to date with `param_groups`, and those with the modules."""
+        check_groups(self.param_groups)
         self._watch.update(self.param_groups)
         self._roster.follow(self.param_groups, also)
         self._gradients.follow(self._roster.slots)
+        for slot in self._roster.slots if self._left_behind else ():
+            if left := self._left_behind.pop(slot.parameter, None):
+                fill(slot, self._home, left)
         self._watch.follow(p for group in self.param_groups for p in group["params"])
 
     def _check_not_removed(self) -> None:
@@ -370,41 +392,75 @@ def windowed(
     facade._home, facade._gradients, facade._inner = home, gradients, optimizer
     facade._roster = Roster(rule, home, size, master_weights=master_weights)
     facade._watch = ParameterWatch()
-    facade._engine = Engine(kind, optimizer.defaults, home, gradients)
-    facade._journal = facade._clip = None
+    attributes = _own_attributes(optimizer)
+    facade._engine = Engine(kind, optimizer.defaults, home, gradients, attributes)
+    facade._journal = None
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}
     shared = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
-    optim.Optimizer.__setstate__(facade, {**shared, **hooks})
-    if optimizer.state:
+    optim.Optimizer.__setstate__(facade, {**attributes, **shared, **hooks})
+    facade._left_behind = {}
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(parameter in optimizer.state for parameter in listed):
         facade._load(_moving_in(optimizer))
-        optimizer.state.clear()
     else:
         facade._follow()
-    facade._guard = optimizer.register_step_pre_hook(_Refusal(optimizer))
+    for parameter in listed:
+        optimizer.state.pop(parameter, None)
+    facade._left_behind = optimizer.state
+    facade._guards = _guarded(optimizer)
     return facade
+
+
+def _own_attributes(optimizer: optim.Optimizer) -> dict[str, Any]:
+    """What a subclass gave its instance, and its step may read."""
+    torchs = {*vars(optim.SGD([torch.empty(0)])), "step", "_opt_called", "grad_scale", "found_inf"}
+    return {name: value for name, value in vars(optimizer).items() if name not in torchs}
 
 
 def _moving_in(optimizer: optim.Optimizer) -> Loading:
     """The state that an optimizer has already."""
     groups = optimizer.param_groups
     keys = [{**group, "params": list(map(id, group["params"]))} for group in groups]
-    state = {id(parameter): kept for parameter, kept in optimizer.state.items()}
+    state: dict[int, Any] = {id(p): kept for p, kept in optimizer.state.items()}
+    if isinstance(optimizer, optim.Adagrad):
+        for group in groups:
+            _make_sums_anew(group, state)
     return Loading(keys, state, groups)
 
 
+def _make_sums_anew(group: Mapping[str, Any], state: dict[int, Any]) -> None:
+    """Give sums that Adagrad made before the first step the digits that a BF16 one rounds away."""
+    first = torch.tensor(float(group["initial_accumulator_value"]))
+    for parameter in group["params"]:
+        kept = state.get(id(parameter))
+        if kept and kept["step"] == 0:
+            state[id(parameter)] = {**kept, "sum": first.expand(parameter.shape)}
+
+
 class _Refusal:
-    """A hook, shared by both, that refuses to step the wrapped optimizer by itself."""
+    """A hook, shared by both, that refuses to use the wrapped optimizer by itself."""
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
+    def __init__(self, optimizer: optim.Optimizer, call: str) -> None:
         self._wrapped = weakref.ref(optimizer)
+        self._call = call
 
-    def __call__(self, stepped: optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if stepped is self._wrapped():
+    def __call__(self, called: optim.Optimizer, *_: Any) -> None:
+        if called is self._wrapped():
             raise FeatureError(
-                f"this {type(stepped).__name__} was wrapped, and its own step() was called.",
+                f"this {type(called).__name__} was wrapped, and its own {self._call}() was called.",
                 why="its state lives with the windowed optimizer that was made from it.",
-                instead="call step() of that one, or remove() it first.",
+                instead=f"call {self._call}() of that one, or remove() it first.",
             )
+
+
+def _guarded(optimizer: optim.Optimizer) -> list[RemovableHandle]:
+    """Refuse what would need the state that has moved."""
+    registers: dict[str, Callable[[Any], RemovableHandle]] = {
+        "step": optimizer.register_step_pre_hook,
+        "state_dict": optimizer.register_state_dict_pre_hook,
+        "load_state_dict": optimizer.register_load_state_dict_pre_hook,
+    }
+    return [register(_Refusal(optimizer, call)) for call, register in registers.items()]
 
 
 def _checked_size(times: int | None, window_bytes: int | None) -> WindowSize:
@@ -436,9 +492,4 @@ def _check_options(optimizer: optim.Optimizer) -> None:
             why="its state lives with the windowed optimizer that was made from it.",
             instead="use that one, or remove() it first.",
         )
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise ConfigError(
-            "a differentiable optimizer cannot be stepped in windows.",
-            why="autograd would hold every window until the outer backward.",
-            instead="use differentiable=False.",
-        )
+    check_groups(optimizer.param_groups)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from ascend_core.errors import ConfigError
 from ascend_core.layout import Layout, read
@@ -15,22 +16,20 @@ from ascend_core.optim.home import Slot
 from ascend_core.streams import Event
 from ascend_core.transfer import Transfer
 
-__all__ = ["AttributeGradients", "Gradients", "Scaling", "flattened", "norm_of"]
+__all__ = ["AttributeGradients", "Gradients", "Scaling", "flattened"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """What a gradient scaler or clipping asks of a step.
+    """What a gradient scaler asks of a step.
 
     Attributes:
         grad_scale: What the gradients were multiplied by; 0-d, or None.
         found_inf: 1.0 where the step is to be skipped; 0-d on the device, or None.
-        clip: What each gradient is multiplied by, in its own dtype; 0-d, or None.
     """
 
     grad_scale: torch.Tensor | None = None
     found_inf: torch.Tensor | None = None
-    clip: torch.Tensor | None = None
 
 
 class Gradients(Protocol):
@@ -59,11 +58,15 @@ class Gradients(Protocol):
     def written(self, slot: Slot) -> tuple[Event, ...]:
         """The copies that must end before what `flat` gave is read, where it is on the host."""
 
-    def norm(self, slot: Slot, norm_type: float) -> torch.Tensor:
-        """The norm of the gradient: 0-d, on the parameter's device."""
+    def factors(self, slot: Slot) -> Sequence[torch.Tensor]:
+        """What `flat` is still to be multiplied by, in this order, each 0-d, in its own dtype."""
 
-    def clear(self, *, set_to_none: bool) -> None:
-        """Forget what was accumulated beside `.grad`, or set it to zero."""
+    def clip(self, slots: Sequence[Slot], max_norm: float, norm_type: float) -> torch.Tensor:
+        """Clip the norm of the gradients of `slots` together, as `clip_grad_norm_` of torch does.
+
+        Returns:
+            The norm before; 0-d, on the parameters' device.
+        """
 
     def release(self, slot: Slot) -> None:
         """The step is done with the slot's gradient."""
@@ -110,6 +113,12 @@ class AttributeGradients:
     def token(self, slot: Slot) -> object:
         """The gradient's identity and version."""
         grad = slot.parameter.grad
+        if grad is not None and grad.is_inference():
+            raise ConfigError(
+                f"the gradient of {slot.name} was made in inference mode.",
+                why="torch does not note what is written to such a tensor.",
+                instead="make it outside, or clone() it there.",
+            )
         return None if grad is None else _Token(weakref.ref(grad), grad._version)
 
     def flat(self, slot: Slot) -> torch.Tensor:
@@ -122,12 +131,14 @@ class AttributeGradients:
         """Nothing is ever under way."""
         return ()
 
-    def norm(self, slot: Slot, norm_type: float) -> torch.Tensor:
-        """The norm of `.grad`."""
-        return norm_of(self.flat(slot), norm_type)
+    def factors(self, slot: Slot) -> Sequence[torch.Tensor]:
+        """Clipping is done in place."""
+        return ()
 
-    def clear(self, *, set_to_none: bool) -> None:
-        """Nothing is kept beside `.grad`."""
+    def clip(self, slots: Sequence[Slot], max_norm: float, norm_type: float) -> torch.Tensor:
+        """Torch's own function, on `.grad`."""
+        parameters = [slot.parameter for slot in slots]
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def release(self, slot: Slot) -> None:
         """Drop `.grad`, where that was asked for."""
@@ -151,7 +162,7 @@ def flattened(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
             instead="use sparse=False in its embedding, or another optimizer for it.",
         )
     layout = read(grad)
-    if layout.stride != slot.layout.stride or not layout.is_dense:
+    if not layout.is_dense or not _lies_like(layout, slot.layout):
         form = torch.empty_strided(
             slot.layout.size, slot.layout.stride, dtype=grad.dtype, device=grad.device
         )
@@ -160,7 +171,7 @@ def flattened(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
     return layout.flatten(grad)
 
 
-def norm_of(flat: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """The norm of one gradient, by the operator that `torch.nn.utils.get_total_norm` uses."""
-    norm: torch.Tensor = torch._foreach_norm([flat], norm_type)[0]
-    return norm
+def _lies_like(one: Layout, other: Layout) -> bool:
+    """Whether elements follow one another alike: the stride of a single element may be anything."""
+    strides = zip(one.size, one.stride, other.stride, strict=True)
+    return all(mine == its for size, mine, its in strides if size != 1)

@@ -268,6 +268,12 @@ class Home(Protocol):
     def scalars(self, slot: Slot) -> list[dict[str, torch.Tensor]]:
         """The scalars themselves, live: for each slice of the slot by name."""
 
+    def spread_scalars(self) -> None:
+        """Let every slice begin with the scalars of its slot's first one, which its user sees.
+
+        Asked before a step. May block the host where somebody wrote to them.
+        """
+
     def settle(self) -> None:
         """Block the host until no copy of state is under way."""
 

@@ -21,7 +21,9 @@ class Incoming:
     """Gives each window the slices of its gradients.
 
     Those on the host come by turns into two buffers, one window ahead. A way in waits for what the
-    current stream holds when it is queued, and by then that is all that reads its buffer.
+    current stream holds when it is queued, and by then that is all that reads its buffer. So do
+    those that are still to be multiplied by something, which is done there: the gradient itself
+    stays as it is, for a step that is interrupted.
 
     Args:
         source: Where the gradients come from.
@@ -76,7 +78,10 @@ class Incoming:
     def slice(self, slot: Slot, piece: Slice) -> torch.Tensor:
         """A slice's gradient on the device: [piece.numel]."""
         if (slot, piece.number) in self._arrived:
-            return self._arrived.pop((slot, piece.number))
+            arrived = self._arrived.pop((slot, piece.number))
+            for factor in self._source.factors(slot):
+                arrived.mul_(factor)
+            return arrived
         return self._flat[slot][piece.start : piece.stop]
 
     def close(self) -> None:
@@ -90,5 +95,7 @@ class Incoming:
         for piece in window.slices:
             slot = window.slot(piece)
             flat = self._flat.get(slot)
-            if flat is not None and flat.device != slot.parameter.device:
+            if flat is None:
+                continue
+            if flat.device != slot.parameter.device or self._source.factors(slot):
                 yield slot, piece, flat[piece.start : piece.stop]

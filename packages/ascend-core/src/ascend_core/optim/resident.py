@@ -59,6 +59,13 @@ class Resident:
         """See `Home.scalars`."""
         return self._scalars[slot]
 
+    def spread_scalars(self) -> None:
+        """See `Home.spread_scalars`."""
+        for first, *others in filter(None, self._scalars.values()):
+            for other in others:
+                for name, scalar in first.items():
+                    other[name].copy_(scalar)
+
     def settle(self) -> None:
         """Nothing is ever under way."""
 

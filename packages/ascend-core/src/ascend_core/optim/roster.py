@@ -109,7 +109,8 @@ class Roster:
             slot = known.get(id(parameter)) or left.get(place)
             if slot is not None:
                 slot.group = group
-                if not (slot.is_stepped or (slot.still_is(parameter) and self._fits(slot))):
+                has_state = slot.is_stepped and slot.entries
+                if not (has_state or (slot.still_is(parameter) and self._fits(slot))):
                     slot = None  # nothing is lost: it has no state yet
             if slot is None:
                 if not self._wants(parameter) and place not in also:
