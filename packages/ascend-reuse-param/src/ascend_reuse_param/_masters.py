@@ -170,8 +170,12 @@ class SplitMasters:
         """See `Masters.kept_bytes`."""
         return 4 * numel
 
-    def passing_bytes(self, slot: Slot, numel: int) -> int:
-        """See `Masters.passing_bytes`."""
+    def opening_bytes(self, slot: Slot, numel: int) -> int:
+        """See `Masters.opening_bytes`."""
+        return self._codec.scratch_bytes(numel)
+
+    def writing_bytes(self, slot: Slot, numel: int) -> int:
+        """See `Masters.writing_bytes`."""
         return self._codec.scratch_bytes(numel)
 
     def open(self, held: Held, weight: torch.Tensor, scratch: Arena) -> torch.Tensor:

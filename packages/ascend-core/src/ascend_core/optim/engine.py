@@ -207,15 +207,16 @@ class _Step:
     def _computed(self, held: list[Held], incoming: Incoming, scratch: Arena) -> Targets:
         """Run the class's own step; forms that are not fused know nothing of scaling."""
         scratch.rewind()
-        by_kernel: list[tuple[Held, torch.Tensor]] = []
-        by_torch: list[tuple[Held, torch.Tensor]] = []
-        for one in held:
-            if one.slot in self._active:
-                gradient = self._gradient(one, incoming, scratch)
-                (by_kernel if self._has_kernel(one.slot) else by_torch).append((one, gradient))
-        targets = [(self._target(one, gradient, scratch), one) for one, gradient in by_torch]
+        mine = [one for one in held if one.slot in self._active]
+        by_kernel = [one for one in mine if self._has_kernel(one.slot)]
+        by_torch = [one for one in mine if not self._has_kernel(one.slot)]
+        # All masters before all gradients: what passes while one is opened takes no room then.
+        targets = [(self._target(one, scratch), one) for one in by_torch]
+        for target, one in targets:
+            target.grad = self._gradient(one, incoming, scratch)
+        gradients = [self._gradient(one, incoming, scratch) for one in by_kernel]
         self._journal.is_computing_in_place = self._in_place
-        for one, gradient in by_kernel:
+        for one, gradient in zip(by_kernel, gradients, strict=True):
             assert self._kernel is not None
             self._kernel.step(one, self._weight(one), gradient)
         parts: dict[tuple[bool, bool], list[tuple[torch.Tensor, Held]]] = {}
@@ -283,15 +284,14 @@ class _Step:
         gradient = incoming.slice(held.slot, held.piece)
         return self._scaled(held.slot, gradient, scratch) if self._copies(held.slot) else gradient
 
-    def _target(self, held: Held, gradient: torch.Tensor, scratch: Arena) -> torch.Tensor:
-        """The tensor that torch steps for a slice: master, weight or a copy of it, with `.grad`."""
-        target = weight = self._weight(held)
+    def _target(self, held: Held, scratch: Arena) -> torch.Tensor:
+        """The tensor that torch steps for a slice: master, weight or a copy of it."""
+        weight = self._weight(held)
         if held.slot.has_master:
-            target = self._masters.open(held, weight, scratch)
-        elif not self._in_place:
-            target = scratch.take(weight.numel(), weight.dtype).copy_(weight)
-        target.grad = gradient
-        return target
+            return self._masters.open(held, weight, scratch)
+        if self._in_place:
+            return weight
+        return scratch.take(weight.numel(), weight.dtype).copy_(weight)
 
     def _write_weight(self, held: Held, target: torch.Tensor, scratch: Arena) -> None:
         if held.slot.has_master:
@@ -318,20 +318,21 @@ class _Step:
         return copy
 
     def _scratch_bytes(self, window: CohortWindow) -> int:
-        """The most that a window takes of scratch: what stays until its end, and what passes."""
-        kept, passing = 0, 0
+        """The most that a window takes of scratch, first for targets, then for gradients too."""
+        targets = gradients = opening = writing = 0
         for piece in window.slices:
             slot, numel = window.slot(piece), piece.numel
             if slot not in self._active:
                 continue
             if self._copies(slot):
-                kept += aligned(numel * slot.dtype.itemsize)
+                gradients += aligned(numel * slot.dtype.itemsize)
             if slot.has_master and not self._has_kernel(slot):
-                kept += aligned(self._masters.kept_bytes(numel))
-                passing = max(passing, self._masters.passing_bytes(slot, numel))
+                targets += aligned(self._masters.kept_bytes(numel))
+                opening = max(opening, self._masters.opening_bytes(slot, numel))
+                writing = max(writing, self._masters.writing_bytes(slot, numel))
             elif not self._in_place:
-                kept += aligned(numel * slot.dtype.itemsize)
-        return kept + passing
+                targets += aligned(numel * slot.dtype.itemsize)
+        return targets + max(opening, gradients + writing)
 
 
 def _form(slot: Slot) -> tuple[bool, bool]:

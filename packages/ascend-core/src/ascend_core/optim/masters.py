@@ -25,8 +25,11 @@ class Masters(Protocol):
     def kept_bytes(self, numel: int) -> int:
         """How much of scratch the master of a slice takes, from `open` to `write`."""
 
-    def passing_bytes(self, slot: Slot, numel: int) -> int:
-        """How much of scratch `open` and `write` take beside, and give back at once."""
+    def opening_bytes(self, slot: Slot, numel: int) -> int:
+        """How much of scratch `open` takes beside, and gives back at once."""
+
+    def writing_bytes(self, slot: Slot, numel: int) -> int:
+        """How much of scratch `write` takes, and gives back at once."""
 
     def open(self, held: Held, weight: torch.Tensor, scratch: Arena) -> torch.Tensor:
         """The master of a slice, true to its weight: FP32, [numel]."""
@@ -71,7 +74,11 @@ class StoredMasters:
         """Nothing: the master is there."""
         return 0
 
-    def passing_bytes(self, slot: Slot, numel: int) -> int:
+    def writing_bytes(self, slot: Slot, numel: int) -> int:
+        """Nothing."""
+        return 0
+
+    def opening_bytes(self, slot: Slot, numel: int) -> int:
         """The weight widened, the master rounded, and where the two are the same."""
         rounded = numel * slot.parameter.dtype.itemsize
         return aligned(numel * slot.dtype.itemsize) + aligned(rounded) + aligned(numel)
