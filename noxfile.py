@@ -19,9 +19,9 @@ nox.options.sessions = ["tests"]
 
 PACKAGES = sorted(path.parent.name for path in Path("packages").glob("*/pyproject.toml"))
 TORCHES = ["2.13"]
-SWAP = "packages/ascend-swap"
+SWAP, REUSE = "packages/ascend-swap", "packages/ascend-reuse-param"
 # Small, so that it can be filled. What is read too early, poison keeps from being right by chance.
-SWAP_NPU = {"ASCENDSIM_HBM": "384M", "ASCENDSIM_POISON": "1"}
+SMALL_NPU = {"ASCENDSIM_HBM": "384M", "ASCENDSIM_POISON": "1"}
 
 # The tests' tensors are small: more threads than this only wait for one another. And bytecode is
 # written even where the user's shell forbids it, since torch is installed without.
@@ -113,7 +113,10 @@ def npu(session: nox.Session) -> None:
 
     def run(arguments: list[str]) -> object:
         pytest = [".nox/npu/bin/python", "-m", "pytest", *arguments, *session.posargs]
-        variables = {**strict, **(SWAP_NPU if any(SWAP in one for one in arguments) else {})}
+        variables = {
+            **strict,
+            **(SMALL_NPU if any(one.startswith((SWAP, REUSE)) for one in arguments) else {}),
+        }
         return session.run(*pytest, env=variables, external=True, silent=True)
 
     # The equality of optimizers on the CPU needs no second run here.
@@ -138,6 +141,10 @@ def npu(session: nox.Session) -> None:
     for schedule, names in tests.items():
         files = [f"{SWAP}/tests/test_{name}.py" for name in ("optimizer_npu", *names.split())]
         runs.append([f"--npu-sim={schedule}", *files, "-k", "npu"])
+
+    runs += [
+        [f"--npu-sim={schedule}", REUSE, "-k", "npu"] for schedule in ("lazy", "eager", "thread")
+    ]
 
     # Two at a time: one process keeps one processor busy. What fails, nox shows itself.
     with ThreadPoolExecutor(2) as pool:

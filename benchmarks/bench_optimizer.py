@@ -16,8 +16,7 @@ model on the CPU, and has no row for that reason.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from ascend_core.memory import measure_peak
 from ascend_core.optim import WindowedOptimizer, windowed
 from ascend_swap import SwapOptimizerConfig, swap_optimizer
 from benchmarks.case import Case, Variant
+from benchmarks.threads import one_thread
 
 Parameters = Sequence[nn.Parameter]
 
@@ -49,18 +49,8 @@ def _case(name: str, count: int, numel: int, rounds: int) -> Case:
         baseline="AdamW, fused",
         rounds=rounds,
         bytes_are="of state and temporaries on the device at the peak of a step",
-        around=_one_thread,
+        around=one_thread,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _variants(count: int, numel: int) -> dict[str, Variant]:

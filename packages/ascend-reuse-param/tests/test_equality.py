@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn, optim
 
+from ascend_core.optim import windowed
 from ascend_core.testing import bitwise_equal, parametrize_devices
 from ascend_reuse_param import ReuseParamConfig, reuse_param
 
@@ -69,14 +70,14 @@ def test_a_hundred_steps_of_a_model(form: str, device: torch.device) -> None:
 def trained_model(
     how: str, form: dict[str, bool], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
-    from ascend_core.optim import windowed
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(33, 65), nn.GELU(), nn.LayerNorm(65), nn.Linear(65, 7))
     model = model.bfloat16().to(device)
     inner = optim.AdamW(model.parameters(), lr=1e-2, **form)
     optimizer = (
-        reuse_param(inner) if how == "reuse" else windowed(inner, master_weights=True, times=2)
+        reuse_param(inner, ReuseParamConfig(times=2))
+        if how == "reuse"
+        else windowed(inner, master_weights=True, times=2)
     )
     schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     inputs = torch.randn(100, 8, 33).bfloat16()
@@ -103,7 +104,8 @@ def test_a_million_elements(form: str, run: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_hundred_steps_at_odd_sizes(form: str, run: Any) -> None:
     plain = run("beside", **FORMS[form]).train(100)
-    assert run("reuse", **FORMS[form]).train(100).same_as(plain)
+    config = ReuseParamConfig(times=2)
+    assert run("reuse", config=config, **FORMS[form]).train(100).same_as(plain)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -168,8 +170,6 @@ def test_mixed_dtypes_frozen_and_tied_parameters() -> None:
             optimizer.step()
             optimizer.zero_grad()
         return [parameter.detach() for parameter in model.parameters()]
-
-    from ascend_core.optim import windowed
 
     kept = trained(lambda inner: windowed(inner, master_weights=True))
     assert all(map(bitwise_equal, kept, trained(reuse_param)))
