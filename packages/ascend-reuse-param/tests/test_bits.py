@@ -13,7 +13,7 @@ from ascend_core.memory import measure_peak
 from ascend_core.optim.arena import Arena
 from ascend_core.testing import available_devices
 from ascend_reuse_param._bits import BLOCK, Codec, Parts, Rounding, blocks_of, compact, expand
-from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
+from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
 from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec
 
@@ -268,11 +268,10 @@ def test_a_chequered_block_that_is_negated_is_noticed(codec: Codec, device: torc
 
 
 def test_no_change_of_one_element_can_go_unnoticed() -> None:
-    for row in ROWS:
-        for step, column in zip(STEPS, COLUMNS, strict=True):
-            assert (row * step + column) % 2 == 1
-    assert SIDE * max(STEPS) * 0x8000 < 1 << 31  # what is summed in 32 bits does not wrap
-    assert len(set(STEPS)) == len(set(ROWS)) == len(set(COLUMNS)) == SIDE
+    for weighted, plain in zip(WEIGHTED, PLAIN, strict=True):
+        assert all((weighted * (SIDE - row) + plain) % 2 == 1 for row in range(SIDE))
+    assert sum(range(SIDE + 1)) * 0x8000 < 1 << 31  # what is summed in 32 bits does not wrap
+    assert len({*WEIGHTED, *PLAIN}) == 2 * SIDE
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,23 +2,26 @@
 
 A block is a matrix of 64 x 64 integers of 16 bits, padded with zeros:
 
-    F = sum_r ROWS[r] * (sum_c STEPS[c] * x[r, c])  +  sum_c COLUMNS[c] * (sum_r x[r, c])
+    F = sum_c  WEIGHTED[c] * (sum_r (64 - r) * x[r, c])  +  PLAIN[c] * (sum_r x[r, c])
 
-with 64 bits that wrap. The inner sums fit 32 bits, so that nothing there wraps or saturates, and
-only 128 numbers per block are ever of 64 bits.
+with 64 bits that wrap. The inner sums fit 27 bits, so that nothing there wraps or saturates, and
+only 128 numbers per block are ever of 64 bits. They need no product either: the sum of the sums up
+to each row is the weighted one.
 
-* A change of one element by d changes F by d * (ROWS[r] * STEPS[c] + COLUMNS[c]). That factor is
+* A change of one element by d changes F by d * (WEIGHTED[c] * (64 - r) + PLAIN[c]). That factor is
   odd, and d is no multiple of 2 ** 64: no change of a single element goes unnoticed.
-* Any other change goes unnoticed by chance, of 2 ** -64 where it does not know the tables. Row and
-  column sums alone would be blind to what leaves both as they are, such as the negation of a
-  chequered pattern: `STEPS` sees that.
+* Any other change that leaves some column's sums as they are leaves no trace of that column; such
+  needs three elements of it that move against one another. What changes some sum goes unnoticed by
+  chance, of 2 ** -64 where it does not know the tables. Sums of rows and of columns alone would be
+  blind to what leaves both as they are, such as the negation of a chequered pattern.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-__all__ = ["COLUMNS", "ROWS", "SIDE", "STEPS"]
+__all__ = ["PLAIN", "SIDE", "WEIGHTED"]
 
 SIDE = 64  # rows, and columns, of a block
 _SEED = 0x9E3779B97F4A7C15
@@ -35,15 +38,6 @@ def _splitmix64(seed: int) -> Iterator[int]:
         yield mixed ^ (mixed >> 31)
 
 
-def _distinct(numbers: Iterator[int]) -> tuple[int, ...]:
-    """64 different odd numbers below 512: 64 products with 16 bits still fit 31 bits."""
-    chosen: dict[int, None] = {}
-    while len(chosen) < SIDE:
-        chosen[next(numbers) % 512 | 1] = None
-    return tuple(chosen)
-
-
-_NUMBERS = _splitmix64(_SEED)
-STEPS = _distinct(_NUMBERS)
-ROWS = tuple(next(_NUMBERS) >> 1 | 1 for _ in range(SIDE))  # odd, 63 bits
-COLUMNS = tuple(next(_NUMBERS) >> 1 & ~1 for _ in range(SIDE))  # even, 63 bits
+_NUMBERS = [number >> 1 for number in itertools.islice(_splitmix64(_SEED), 2 * SIDE)]
+WEIGHTED = tuple(number & ~1 for number in _NUMBERS[:SIDE])  # even, 63 bits
+PLAIN = tuple(number | 1 for number in _NUMBERS[SIDE:])  # odd, 63 bits

@@ -8,7 +8,7 @@ import torch
 
 from ascend_core.optim.arena import Arena, aligned
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding, blocks_of
-from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
+from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
 
 __all__ = ["EagerCodec"]
 
@@ -38,7 +38,7 @@ class _Temporaries:
         exception: int32 [p].
         bytes: uint8 [p].
         words: int64 [p / 8].
-        sums: int32 [blocks, 128], rows' sums before columns' sums.
+        sums: int32 [blocks, 128], weighted before plain.
         wide: int64 [blocks, 128].
         found: int64 [blocks], fingerprints.
         same: int32 [blocks], 1 where a fingerprint is right.
@@ -95,8 +95,9 @@ class EagerCodec:
         assert self._chunk % BLOCK == 0
         # In C++ a cast to fewer bits drops the others; on other devices it may saturate.
         self._casts_truncate = device.type in ("cpu", "cuda")
-        self._steps = torch.tensor(STEPS, dtype=torch.int32, device=device)
-        self._factors = torch.tensor(ROWS + COLUMNS, dtype=torch.int64, device=device)
+        rows = torch.arange(SIDE, 0, -1, dtype=torch.int32, device=device)
+        self._rows = rows.unsqueeze(1)
+        self._factors = torch.tensor(WEIGHTED + PLAIN, dtype=torch.int64, device=device)
 
     def scratch_bytes(self, numel: int) -> int:
         """How much of an arena `split` or `join` takes; all of it is given back."""
@@ -205,9 +206,9 @@ class EagerCodec:
         )
         high[numel:].zero_()
         blocks = high.view(-1, SIDE, SIDE)
-        torch.mul(blocks, self._steps, out=low)
+        torch.mul(blocks, self._rows, out=low)
         # Torch would first copy the whole to 64 bits if it had to sum in 64.
-        torch.sum(low, 2, dtype=torch.int32, out=sums[:, :SIDE])
+        torch.sum(low, 1, dtype=torch.int32, out=sums[:, :SIDE])
         torch.sum(blocks, 1, dtype=torch.int32, out=sums[:, SIDE:])
         wide.copy_(sums)
         wide.mul_(self._factors)

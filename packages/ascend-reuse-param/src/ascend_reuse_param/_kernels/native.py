@@ -10,7 +10,7 @@ import torch
 from ascend_core import native
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import Parts, Rounding
-from ascend_reuse_param._fingerprint import COLUMNS, ROWS, SIDE, STEPS
+from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
 
 __all__ = ["Library", "NativeCodec", "Split"]
 
@@ -28,9 +28,8 @@ class Split(ctypes.Structure):
         ("bitmap", ctypes.c_void_p),
         ("fingerprints", ctypes.c_void_p),
         ("count", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("columns", ctypes.c_void_p),
+        ("weighted", ctypes.c_void_p),
+        ("plain", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
     )
 
@@ -48,9 +47,8 @@ class Library:
             function = getattr(self.functions, name)
             function.argtypes = (ctypes.POINTER(Split), ctypes.c_void_p)
             function.restype = None
-        self._steps = (ctypes.c_int16 * SIDE)(*STEPS)
-        self._rows = _Words(*ROWS)
-        self._columns = _Words(*COLUMNS)
+        self._weighted = _Words(*WEIGHTED)
+        self._plain = _Words(*PLAIN)
 
     def describe(self, weight: torch.Tensor, parts: Parts) -> Split:
         """Say where a weight and its parts are, and how many threads torch would use."""
@@ -60,9 +58,8 @@ class Library:
         return Split(
             weight.numel(),
             *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
-            ctypes.addressof(self._steps),
-            ctypes.addressof(self._rows),
-            ctypes.addressof(self._columns),
+            ctypes.addressof(self._weighted),
+            ctypes.addressof(self._plain),
             torch.get_num_threads(),
         )
 

@@ -16,12 +16,11 @@ enum { SIDE = 64, BLOCK = SIDE * SIDE, LINE = 64 };
 
 /* How far ahead of use memory is asked for, in elements. The processor does so itself, but not
  * beyond a page of 4 KiB, which 2-byte arrays leave every 2048 elements. */
-enum { AHEAD = 1024 };
+enum { AHEAD = 1024, STEP_AHEAD = 512 };
 
 typedef struct {
-    const int16_t *steps;    /* [64] */
-    const uint64_t *rows;    /* [64] */
-    const uint64_t *columns; /* [64] */
+    const uint64_t *weighted; /* [64] */
+    const uint64_t *plain;    /* [64] */
 } Tables;
 
 /* Where the parts of a parameter are; bitmap is NULL where ties are rounded away from zero. */
@@ -40,43 +39,49 @@ typedef struct {
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Ask for what is `AHEAD` of a row of elements of `size` bytes; beyond the end it does nothing. */
-#define PREFETCH(row, size, for_writing) \
+/* Ask for what is ahead of a row of elements of `size` bytes; beyond the end it does nothing. */
+#define PREFETCH(row, ahead, size, for_writing) \
     for (int line = 0; line < SIDE * (size) / LINE; line++) \
-    __builtin_prefetch((const char *)(row) + AHEAD * (size) + LINE * line, for_writing)
+    __builtin_prefetch((const char *)(row) + (ahead) * (size) + LINE * line, for_writing)
 
 INLINE int is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 
 /* Fingerprints */
 
-INLINE uint64_t row_fingerprint(const uint16_t *weight, Tables tables, int32_t *columns) {
-    int32_t sum = 0;
-    for (int i = 0; i < SIDE; i++) {
-        int16_t value = (int16_t)weight[i];
-        sum += (int32_t)value * (int32_t)tables.steps[i];
-        columns[i] += value;
-    }
-    return (uint64_t)(int64_t)sum;
-}
+/* 16 pairs of neighbours. Shifts widen both where they are; what moves lanes would be slower. */
+enum { PAIRS = 16 };
+typedef int32_t Pairs __attribute__((vector_size(PAIRS * 4)));
 
-INLINE uint64_t columns_fingerprint(const int32_t *columns, Tables tables) {
-    uint64_t sum = 0;
-    for (int i = 0; i < SIDE; i++)
-        sum += tables.columns[i] * (uint64_t)(int64_t)columns[i];
-    return sum;
-}
-
+/* The sum of sums counts the first row 64 times and the last once: no product is needed. */
 static uint64_t fingerprint(const uint16_t *weight, int64_t numel, Tables tables) {
-    int32_t columns[SIDE] = {0};
-    uint64_t sum = 0;
-    for (int64_t at = 0; at < numel; at += SIDE) {
-        uint16_t padded[SIDE] = {0};
-        const uint16_t *row = weight + at;
-        if (numel - at < SIDE)
-            row = memcpy(padded, row, (numel - at) * sizeof *row);
-        sum += tables.rows[at / SIDE] * row_fingerprint(row, tables, columns);
+    uint16_t padded[BLOCK];
+    if (numel < BLOCK) {
+        memset(padded, 0, sizeof padded);
+        weight = memcpy(padded, weight, numel * sizeof *weight);
     }
-    return sum + columns_fingerprint(columns, tables);
+    int32_t sums[SIDE], weighted[SIDE];
+    for (int column = 0; column < SIDE; column += 2 * PAIRS) {
+        Pairs even = {0}, odd = {0}, of_even = {0}, of_odd = {0};
+        for (int row = 0; row < SIDE; row++) {
+            Pairs pairs;
+            memcpy(&pairs, weight + row * SIDE + column, sizeof pairs);
+            even += pairs << 16 >> 16;
+            odd += pairs >> 16;
+            of_even += even;
+            of_odd += odd;
+        }
+        for (int i = 0; i < PAIRS; i++) {
+            sums[column + 2 * i] = even[i];
+            sums[column + 2 * i + 1] = odd[i];
+            weighted[column + 2 * i] = of_even[i];
+            weighted[column + 2 * i + 1] = of_odd[i];
+        }
+    }
+    uint64_t mixed = 0;
+    for (int i = 0; i < SIDE; i++)
+        mixed += tables.weighted[i] * (uint64_t)(int64_t)weighted[i] +
+                 tables.plain[i] * (uint64_t)(int64_t)sums[i];
+    return mixed;
 }
 
 /* Rows */
@@ -151,7 +156,7 @@ INLINE void block_join(
     for (int64_t row = 0; row < numel; row += SIDE) {
         int64_t size = smaller(numel - row, SIDE), from = at + row;
         const uint16_t *weight = s->weight + from, *residual = s->residual + from;
-        PREFETCH(residual, 2, 0);
+        PREFETCH(residual, AHEAD, 2, 0);
         uint64_t word = to_even && same ? word_at(s->bitmap, from, size) : 0;
         if (size == SIDE) {
             if (same)
@@ -165,16 +170,11 @@ INLINE void block_join(
     }
 }
 
-typedef struct {
-    uint64_t fingerprint;
-    int64_t count;
-    int32_t columns[SIDE];
-} Made;
-
-/* Split `numel` elements, which are within a block and begin a row, to `at`. */
-INLINE void block_split(
-    const Split *s, const uint32_t *bits, int64_t at, int64_t numel, Made *made, int to_even
+/* Split `numel` elements to `at`, and return the number of exceptions. */
+INLINE int64_t block_split(
+    const Split *s, const uint32_t *bits, int64_t at, int64_t numel, int to_even
 ) {
+    int64_t count = 0;
     for (int64_t row = 0; row < numel; row += SIDE) {
         int64_t size = smaller(numel - row, SIDE), from = at + row;
         uint32_t padded[SIDE] = {0};
@@ -183,14 +183,12 @@ INLINE void block_split(
         const uint32_t *source = bits + row;
         uint16_t *weight = full ? s->weight + from : short_weight;
         uint16_t *residual = full ? s->residual + from : short_residual;
-        PREFETCH(s->weight + from, 2, 1);
-        PREFETCH(s->residual + from, 2, 1);
+        PREFETCH(s->weight + from, AHEAD, 2, 1);
+        PREFETCH(s->residual + from, AHEAD, 2, 1);
         if (!full)
             source = memcpy(padded, source, size * sizeof *source);
         uint64_t word = row_split(source, weight, residual, to_even);
-        uint64_t sum = row_fingerprint(weight, s->tables, made->columns);
-        made->fingerprint += s->tables.rows[from % BLOCK / SIDE] * sum;
-        made->count += __builtin_popcountll(word);
+        count += __builtin_popcountll(word);
         if (to_even)
             write_word(s->bitmap, from, size, word);
         if (!full) {
@@ -198,15 +196,11 @@ INLINE void block_split(
             memcpy(s->residual + from, residual, size * sizeof *residual);
         }
     }
+    return count;
 }
 
-INLINE int is_same(const Split *s, int64_t at, int64_t numel) {
-    return fingerprint(s->weight + at, numel, s->tables) == s->fingerprints[at / BLOCK];
-}
-
-INLINE void finish(const Split *s, int64_t at, const Made *made) {
-    s->fingerprints[at / BLOCK] =
-        made->fingerprint + columns_fingerprint(made->columns, s->tables);
+static uint64_t block_fingerprint(const Split *s, int64_t at, int64_t numel) {
+    return fingerprint(s->weight + at, numel, s->tables);
 }
 
 /* AdamW, in the operations of torch's for-loop and in its order */
@@ -236,8 +230,9 @@ typedef struct {
     int32_t fused; /* a product and a sum are rounded once */
 } Step;
 
-/* Elements that are stepped at a time: what is in between stays in the first-level cache. */
-enum { STRIP = 1024 };
+/* Elements that are stepped at a time. What is in between would stay in the first-level cache for
+ * many more, but the next reads from memory would wait for it. */
+enum { STRIP = 128 };
 
 typedef union {
     uint32_t bits[STRIP];
@@ -315,21 +310,36 @@ INLINE void strip_step(const Step *p, int64_t at, int64_t numel, Strip *weights)
     }
 }
 
-INLINE void block_adamw(
-    const Split *s, const Step *step, int64_t at, int64_t numel, Made *made, int to_even, int fused
+INLINE void prefetch_strip(const Step *p, int64_t at) {
+    for (int64_t row = at; row < at + STRIP; row += SIDE) {
+        PREFETCH(p->exp_avg + row, STEP_AHEAD, 4, 1);
+        PREFETCH(p->exp_avg_sq + row, STEP_AHEAD, 4, 1);
+        if (p->gradient_is_bf16)
+            PREFETCH((const uint16_t *)p->gradient + row, AHEAD, 2, 0);
+        else
+            PREFETCH((const float *)p->gradient + row, STEP_AHEAD, 4, 0);
+    }
+}
+
+INLINE int64_t block_adamw(
+    const Split *s, const Step *step, int64_t at, int64_t numel, int to_even, int fused
 ) {
     const Step own = *step, *p = &own; /* what is stored cannot change a copy: it is read once */
-    int same = is_same(s, at, numel);
+    int same = block_fingerprint(s, at, numel) == s->fingerprints[at / BLOCK];
+    int64_t count = 0;
     for (int64_t strip = 0; strip < numel; strip += STRIP) {
         int64_t from = at + strip, size = smaller(numel - strip, STRIP);
         Strip weights, gradients;
+        prefetch_strip(p, from);
         block_join(s, from, size, same, weights.bits, to_even);
         strip_gradients(p, from, size, &gradients);
         strip_decay(p, size, &weights, &gradients, fused);
         strip_averages(p, from, size, &gradients, fused);
         strip_step(p, from, size, &weights);
-        block_split(s, weights.bits, from, size, made, to_even);
+        count += block_split(s, weights.bits, from, size, to_even);
     }
+    s->fingerprints[at / BLOCK] = block_fingerprint(s, at, numel);
+    return count;
 }
 
 /* What Python calls */
@@ -340,10 +350,9 @@ INLINE void split_all(const Split *s, const uint32_t *master, int to_even) {
     int64_t count = 0;
 #pragma omp parallel for schedule(static) num_threads(s->threads) reduction(+ : count)
     FOR_BLOCKS(s, at) {
-        Made made = {0};
-        block_split(s, master + at, at, smaller(s->numel - at, BLOCK), &made, to_even);
-        finish(s, at, &made);
-        count += made.count;
+        int64_t numel = smaller(s->numel - at, BLOCK);
+        count += block_split(s, master + at, at, numel, to_even);
+        s->fingerprints[at / BLOCK] = block_fingerprint(s, at, numel);
     }
     *s->count += count;
 }
@@ -352,9 +361,9 @@ INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     FOR_BLOCKS(s, at) {
         int64_t numel = smaller(s->numel - at, BLOCK);
-        int same = is_same(s, at, numel);
+        int same = block_fingerprint(s, at, numel) == s->fingerprints[at / BLOCK];
         for (int64_t row = 0; row < numel; row += SIDE) {
-            PREFETCH(master + at + row, 4, 1);
+            PREFETCH(master + at + row, AHEAD, 4, 1);
             int64_t size = smaller(numel - row, SIDE);
             block_join(s, at + row, size, same, master + at + row, to_even);
         }
@@ -365,10 +374,7 @@ INLINE void adamw_all(const Split *s, const Step *p, int to_even, int fused) {
     int64_t count = 0;
 #pragma omp parallel for schedule(static) num_threads(s->threads) reduction(+ : count)
     FOR_BLOCKS(s, at) {
-        Made made = {0};
-        block_adamw(s, p, at, smaller(s->numel - at, BLOCK), &made, to_even, fused);
-        finish(s, at, &made);
-        count += made.count;
+        count += block_adamw(s, p, at, smaller(s->numel - at, BLOCK), to_even, fused);
     }
     *s->count += count;
 }
