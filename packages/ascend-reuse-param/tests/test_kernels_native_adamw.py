@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,29 @@ def test_a_weight_that_somebody_wrote_is_stepped_as_it_is() -> None:
     both.weight[4096 + 3] = 2.0
     both.master.data[4096:8192] = both.weight[4096:8192].float()
     both.step(gradient(1))
+    both.assert_equal()
+
+
+@pytest.mark.parametrize("divisor", [0.03160696, 0.999999, 0.7071068, 3e-6, 1.9999999, 1.0])
+def test_quotients_are_rounded_correctly(divisor: float) -> None:
+    # A quotient's rounding depends on the mantissas alone, and on whether an exponent is odd.
+    bits = torch.arange(0x3F800000, 0x40800000, dtype=torch.int32)
+    special = torch.tensor([0.0, float("inf"), 1e19, 1.2e-23, float("nan")])
+    values = torch.cat([special, bits.view(torch.float32)])
+    found = torch.empty_like(values)
+    function = Library().functions.ascend_quotients
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float)
+    assert function(values.data_ptr(), found.data_ptr(), values.numel(), divisor)
+    expected = values / divisor
+    assert torch.equal(found.nan_to_num(-1.0), expected.nan_to_num(-1.0))
+
+
+def test_gradients_whose_squares_overflow_are_stepped_as_by_torch() -> None:
+    both = Both(4097)
+    gradient = torch.full((4097,), 1e30)
+    gradient[::3] = 1e-30
+    for _ in range(2):
+        both.step(gradient)
     both.assert_equal()
 
 
