@@ -102,6 +102,13 @@ def integration(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def exhaustive(session: nox.Session) -> None:
+    """Split and join all 2 ** 32 patterns of FP32 (`-- native` or `-- eager`: one codec alone)."""
+    script = "packages/ascend-reuse-param/tests/exhaustive.py"
+    run_shared(session, "python", script, *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def npu(session: nox.Session) -> None:
     """Run the tests on the real torch_npu over a simulated NPU, in every schedule."""
     session.run(sys.executable, "tools/environment.py", "npu", external=True)

@@ -1,0 +1,41 @@
+"""What `torch.compile` makes of the codec equals the eager one, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ascend_core.optim.arena import Arena
+from ascend_reuse_param._bits import BLOCK, Parts, Rounding
+from ascend_reuse_param._kernels.compiled import CompiledCodec
+from ascend_reuse_param._kernels.eager import EagerCodec
+
+CPU = torch.device("cpu")
+
+
+# Of torch itself, where it compiles.
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounding", ["nearest-even", "half-away"])
+def test_the_compiled_codec_equals_the_eager_one(rounding: Rounding) -> None:
+    eager, compiled = EagerCodec(CPU, rounding), CompiledCodec(CPU, rounding)
+    lows = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    every = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).unsqueeze(1) | lows
+    for numel in (every.numel(), 0, 7, BLOCK + 1):
+        master = every.view(-1)[-numel:].view(torch.float32) if numel else torch.empty(0)
+        scratch = Arena(eager.scratch_bytes(numel), CPU)
+        weights = [torch.empty(numel, dtype=torch.bfloat16) for _ in range(2)]
+        parts = [Parts.empty(numel, CPU, rounding) for _ in range(2)]
+        joined = [torch.empty(numel) for _ in range(2)]
+        for number, codec in enumerate((eager, compiled)):
+            codec.split(master, weights[number], parts[number], scratch)
+            if numel:
+                weights[number][numel // 2] = 3.0
+            codec.join(weights[number], parts[number], joined[number], scratch)
+        assert torch.equal(*[weight.view(torch.int16) for weight in weights])
+        assert torch.equal(*[values.view(torch.int32) for values in joined])
+        assert torch.equal(parts[0].residual, parts[1].residual)
+        assert torch.equal(parts[0].fingerprints, parts[1].fingerprints)
+        assert int(parts[0].count) == int(parts[1].count)
+        left, right = parts[0].bitmap, parts[1].bitmap
+        assert left is right is None or torch.equal(left, right)
