@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ import torch
 from torch import nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_core import AscendError, ConfigError, FeatureError, OptimizerFailedError
+from ascend_core import (
+    AscendError,
+    ConfigError,
+    FeatureError,
+    OptimizerFailedError,
+    UnavailableError,
+)
 from ascend_core.testing import bitwise_equal
 from ascend_reuse_param import ReuseParamConfig, reuse_param
 
@@ -189,3 +196,38 @@ def test_a_closure_and_a_step_without_gradients(run: Any) -> None:
     assert trained.optimizer.step(closure) == 3.5
     assert trained.same_as(plain)
     assert all(map(bitwise_equal, trained.masters(), plain.masters()))
+
+
+def test_kernels_of_another_device_are_refused() -> None:
+    with pytest.raises(ConfigError, match="kernels is 'triton', and the parameters are on cpu"):
+        reuse_param(optim.AdamW([weight(3)]), ReuseParamConfig(kernels="triton"))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+@pytest.mark.parametrize("kernels", ["native", "compiled", "eager"])
+@pytest.mark.parametrize("form", [{}, {"fused": True}])
+def test_all_kernels_give_the_same_bits(kernels: str, form: dict[str, bool], run: Any) -> None:
+    config = ReuseParamConfig(kernels=kernels, times=2)
+    plain = run("beside", **form).train(4)
+    assert run("reuse", config=config, **form).train(4).same_as(plain)
+
+
+def test_without_a_compiler_steps_are_slower_and_say_so(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.warns(RuntimeWarning, match="more slowly, to the same bits: native code cannot"):
+        trained = run("reuse").train(3)
+    assert trained.same_as(run("beside").train(3))
+    with pytest.raises(UnavailableError, match="there is no C compiler"):
+        reuse_param(optim.AdamW([weight(3)]), ReuseParamConfig(kernels="native"))
+
+
+def test_half_away_is_its_own_and_restores_what_it_split(run: Any) -> None:
+    """Rounding differs on ties alone; masters are what the same steps make of them."""
+    config = ReuseParamConfig(rounding="half-away")
+    away, even = run("reuse", config=config).train(5), run("reuse").train(5)
+    assert away.optimizer.report()["exception_bytes"] == 0
+    pairs = zip(away.masters(), even.masters(), strict=True)
+    assert all(bitwise_equal(one, other) for one, other in pairs)

@@ -12,12 +12,15 @@ from ascend_core.optim import Kernel
 from ascend_core.optim.rules import unhooked_step
 from ascend_reuse_param._adamw import AdamWKernel
 from ascend_reuse_param._bits import Codec, Rounding
+from ascend_reuse_param._kernels.compiled import CompiledCodec
 from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec
 from ascend_reuse_param._kernels.native_adamw import NativeAdamW
 from ascend_reuse_param._masters import SplitMasters
 
 __all__ = ["chosen_codec", "chosen_kernel"]
+
+_DEVICES = {"native": ("cpu",), "triton": ("cuda",), "compiled": ("cpu", "cuda")}
 
 
 def chosen_codec(kernels: str, rounding: Rounding, device: torch.device) -> Codec:
@@ -27,14 +30,16 @@ def chosen_codec(kernels: str, rounding: Rounding, device: torch.device) -> Code
         ConfigError: When it is not for this device.
         UnavailableError: When it was asked for by name, and cannot be had here.
     """
-    if kernels == "native" and device.type != "cpu":
+    if device.type not in _DEVICES.get(kernels, (device.type,)):
         raise ConfigError(
-            f"kernels is 'native', and the parameters are on {device}.",
-            why="native kernels are C for the processors of the host.",
+            f"kernels is {kernels!r}, and the parameters are on {device}.",
+            why=f"these kernels are for {' and '.join(_DEVICES[kernels])}.",
             instead="leave kernels out.",
         )
     if kernels == "native":
         return NativeCodec(rounding)
+    if kernels == "compiled":
+        return CompiledCodec(device, rounding)
     if kernels == "auto" and device.type == "cpu":
         try:
             return NativeCodec(rounding)
