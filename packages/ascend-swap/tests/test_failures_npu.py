@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -144,10 +145,31 @@ def test_where_no_host_memory_can_be_pinned_it_is_pageable_and_steps_are_the_sam
     assert nth > 1
 
 
-@pytest.mark.parametrize("form", ["fused", "foreach", "masters"])
-@pytest.mark.parametrize("fault", [Fault.COPY, Fault.KERNEL])
+def expect_failed(trained: Any) -> None:
+    """Every use of the optimizer says that it failed, and each says it every time."""
+    optimizer = trained.optimizer
+    for use in (optimizer.state_dict, lambda: optimizer.state, optimizer.step) * 2:
+        with pytest.raises(OptimizerFailedError, match="load the last checkpoint"):
+            use()
+
+
+def user_is_told(trained: Any) -> bool:
+    """Whether waits that are not the optimizer's raise: for the weights, then for all streams."""
+    told = False
+    for wait in (lambda: trained.parameters[0].detach().sum().item(), torch.npu.synchronize):
+        try:
+            wait()
+        except RuntimeError as error:
+            assert "injected fault" in str(error)
+            told = True
+    return told
+
+
+@pytest.mark.parametrize("user_first", [False, True])
+@pytest.mark.parametrize("form", ["fused", "foreach", "for-loop", "masters"])
+@pytest.mark.parametrize("fault", [Fault.COPY, Fault.KERNEL, Fault.LATE_COPY])
 def test_after_a_failed_copy_or_kernel_only_a_checkpoint_helps(
-    fault: Fault, form: str, training: Any, same: Any, npu_sim: Simulator
+    fault: Fault, form: str, user_first: bool, training: Any, same: Any, npu_sim: Simulator
 ) -> None:
     attempts = Attempts(training, npu_sim, fault, form)
     saved = training(SIZES, 4, **FORMS[form])
@@ -158,18 +180,38 @@ def test_after_a_failed_copy_or_kernel_only_a_checkpoint_helps(
     )
     for trained, raised in attempts:
         assert raised is None or isinstance(raised, OptimizerFailedError)
+        if user_first:
+            # A copy that is not accepted is the optimizer's to tell alone.
+            assert user_is_told(trained) is (fault is not Fault.COPY)
         # Where kernels run later, the one that failed is known from here on.
-        for use in (trained.optimizer.state_dict, trained.optimizer.step):
-            with pytest.raises(OptimizerFailedError, match="load the last checkpoint"):
-                use()
+        expect_failed(trained)
+        if fault is not Fault.COPY:
+            with pytest.raises(OptimizerFailedError, match="in a new process where the device"):
+                trained.optimizer.load_state_dict(checkpoint)  # which is no reset of the device
+        npu_sim.drain()
+        npu_sim.take_error()
+        expect_failed(trained)  # and a reset is no load
         with torch.no_grad():
             for parameter, weight in zip(trained.parameters, weights, strict=True):
                 parameter.copy_(weight)
         trained.optimizer.load_state_dict(checkpoint)
+        trained.backward(1)
         trained.optimizer.step()
         assert same(trained.outcome(), attempts.after)
         trained._scheduler.step()
         assert same(trained.train(1, 2), attempts.later)
+
+
+def test_a_resident_optimizer_knows_of_a_failure_that_somebody_else_was_told_of(
+    training: Any, npu_sim: Simulator
+) -> None:
+    trained = training(SIZES, 4, fused=True, resident=True)
+    trained.train(1)
+    trained.backward(1)
+    with npu_sim.fail(Fault.KERNEL, 2), contextlib.suppress(OptimizerFailedError):
+        trained.optimizer.step()
+    assert user_is_told(trained)
+    expect_failed(trained)
 
 
 def test_a_failure_that_shows_in_the_next_step_is_the_optimizers_too(

@@ -23,7 +23,10 @@ class Fault(enum.Enum):
     COPY = 2
     """RuntimeError, at the submission of a copy between host and device."""
     KERNEL = 3
-    """RuntimeError, at the next synchronisation or operator: the kernel fails as it runs."""
+    """RuntimeError, at the next synchronisation or operator: the kernel fails as it runs. The
+    device has stopped then, and raises again until `Simulator.take_error`."""
+    LATE_COPY = 4
+    """The same with a copy that fails as it runs."""
 
 
 @contextlib.contextmanager

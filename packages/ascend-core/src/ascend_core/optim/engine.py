@@ -21,8 +21,10 @@ the step is done, and the next call with the same gradients does no more than re
 A failed kernel or copy is another thing: what it wrote is not known, and the journal is closed for
 good. A kernel fails when it runs, and whoever waits for the device next is told. `step`, `state`
 and `state_dict` are such places; each says then that the optimizer failed. The user's own code may
-be told first (`loss.item()`), and an optimizer cannot know of an error that somebody else has
-taken: after one, weights and state are not to be trusted, whose kernel it ever was.
+be told first (`loss.item()`), which changes nothing: a device on which a kernel failed stops (CUDA
+always; an NPU since torch_npu asks for ACL_STOP_ON_FAILURE), and tells everybody who asks, until
+the process ends or somebody resets it. So loading a checkpoint ends the failure of the optimizer,
+and not that of the device: where that has stopped, the load or the next step says so again.
 """
 
 from __future__ import annotations

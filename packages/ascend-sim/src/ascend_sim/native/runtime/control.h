@@ -7,7 +7,7 @@
 
 #define ASCENDSIM_API extern "C" __attribute__((visibility("default")))
 
-#define ASCENDSIM_ABI 3u
+#define ASCENDSIM_ABI 4u
 
 // The order in which submitted tasks run.
 enum AscendsimSchedule : int32_t {
@@ -75,6 +75,7 @@ enum AscendsimFault : int32_t {
   ASCENDSIM_FAULT_PINNED_ALLOCATION = 1,
   ASCENDSIM_FAULT_COPY = 2,
   ASCENDSIM_FAULT_KERNEL = 3,
+  ASCENDSIM_FAULT_LATE_COPY = 4,  // as it runs
 };
 
 // A task that has ended in schedule `timed`, or (kind WAITING) a wait of the host for one. Times
@@ -115,8 +116,9 @@ ASCENDSIM_API uint64_t ascendsim_inject(int32_t fault, uint64_t nth);
 // Runs every task that can run, without counting a synchronisation or raising anything.
 ASCENDSIM_API void ascendsim_drain();
 
-// Takes the oldest asynchronous error, if there is one: copies at most `size` bytes of its text,
-// terminated, and returns 1. Returns 0 when there is none.
+// Takes the asynchronous errors of all devices; those that have stopped go on. If the program was
+// not told of one, copies at most `size` bytes of the oldest one's text, terminated, and returns 1.
+// Returns 0 otherwise.
 ASCENDSIM_API int ascendsim_take_error(char* text, uint64_t size);
 
 // Lets schedule `random` choose as at its beginning.
