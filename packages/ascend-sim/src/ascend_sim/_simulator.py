@@ -38,7 +38,7 @@ class Simulator:
         return self._runtime.device_bytes(device)
 
     def fail(self, fault: Fault, nth: int = 1) -> AbstractContextManager[None]:
-        """Let the `nth` occurrence of `fault` within the block fail, once.
+        """Let the `nth` occurrence of `fault` within the block fail; once, but for a segment.
 
         A test walks through a whole step by raising `nth` until nothing is left to fail:
 

@@ -76,6 +76,7 @@ enum AscendsimFault : int32_t {
   ASCENDSIM_FAULT_COPY = 2,
   ASCENDSIM_FAULT_KERNEL = 3,
   ASCENDSIM_FAULT_LATE_COPY = 4,  // as it runs
+  ASCENDSIM_FAULT_DEVICE_SEGMENT = 5,  // asked of the runtime; and all that follow
 };
 
 // A task that has ended in schedule `timed`, or (kind WAITING) a wait of the host for one. Times
@@ -109,7 +110,8 @@ ASCENDSIM_API void ascendsim_settings(AscendsimSettings* settings);
 ASCENDSIM_API void ascendsim_counters(AscendsimCounters* counters);
 ASCENDSIM_API uint64_t ascendsim_device_bytes(uint32_t device);
 
-// Arms `fault`: its `nth` occurrence from now on fails, once. 0 disarms.
+// Arms `fault`: its `nth` occurrence from now on fails; of a segment, all that follow as well, since
+// memory that has run out is not there for the second attempt either. 0 disarms.
 // Returns how many occurrences were still to come (0: disarmed, or it has struck).
 ASCENDSIM_API uint64_t ascendsim_inject(int32_t fault, uint64_t nth);
 

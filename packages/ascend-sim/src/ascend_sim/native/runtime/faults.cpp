@@ -16,7 +16,7 @@
 namespace ascendsim {
 namespace {
 
-constexpr size_t kFaults = 5;
+constexpr size_t kFaults = 6;
 
 struct Failure {
   int device;
@@ -28,6 +28,7 @@ struct Books {
   std::mutex mutex;
   AscendsimCounters counters = {};
   std::array<uint64_t, kFaults> remaining = {};  // occurrences until the fault strikes; 0: disarmed
+  std::array<bool, kFaults> lasts = {};          // it has struck, and strikes until it is disarmed
   std::deque<Failure> failures;
   std::array<bool, kMaxDevices> stops = {};  // by device: asked to stop on a failure
 
@@ -57,10 +58,13 @@ void Count(uint64_t AscendsimCounters::* counter, uint64_t amount) {
 }
 
 bool Strikes(AscendsimFault fault) {
-  const std::lock_guard lock(TheBooks().mutex);
-  uint64_t& remaining = TheBooks().remaining[fault];
+  Books& books = TheBooks();
+  const std::lock_guard lock(books.mutex);
+  if (books.lasts[fault]) return true;
+  uint64_t& remaining = books.remaining[fault];
   if (remaining == 0 || --remaining > 0) return false;
-  ++TheBooks().counters.faults_injected;
+  ++books.counters.faults_injected;
+  books.lasts[fault] = fault == ASCENDSIM_FAULT_DEVICE_SEGMENT;
   return true;
 }
 
@@ -124,6 +128,7 @@ uint64_t ascendsim_device_bytes(uint32_t device) {
 uint64_t ascendsim_inject(int32_t fault, uint64_t nth) {
   if (fault < 0 || fault >= static_cast<int32_t>(kFaults)) return 0;
   const std::lock_guard lock(TheBooks().mutex);
+  TheBooks().lasts[fault] = false;
   return std::exchange(TheBooks().remaining[fault], nth);
 }
 
