@@ -160,6 +160,19 @@ def npu(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def nightly(session: nox.Session) -> None:
+    """Run what is too long for `npu`: every failure of a larger model, and larger parameters."""
+    session.run(sys.executable, "tools/environment.py", "npu", external=True)
+    libraries = str(Path(".nox/ascend-sim").resolve())
+    variables = {**TESTING, **SWAP_NPU, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
+    for schedule in ("lazy", "early", "eager", "thread"):
+        options = [f"--npu-sim={schedule}", SWAP, "-m", "nightly"]
+        options += ["--timeout=3600", *session.posargs]
+        command = [".nox/npu/bin/python", "-m", "pytest", *options]
+        session.run(*command, env=variables, external=True)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style, types, the import contracts, function sizes, and that the pins agree."""
     run_shared(session, "python", "-m", "ruff", "check", ".")

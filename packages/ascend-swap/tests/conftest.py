@@ -27,6 +27,7 @@ class Training:
         master_weights: Step FP32 masters.
         resident: Keep the state of a windowed optimizer on the device.
         release_grads: Drop gradients as they are stepped.
+        offload_gradients: Keep gradients on the host.
         held_gradients: How many sets of gradients are made.
         options: Of AdamW.
     """
@@ -41,6 +42,7 @@ class Training:
         master_weights: bool = False,
         resident: bool = False,
         release_grads: bool = False,
+        offload_gradients: bool = False,
         held_gradients: int = 2,
         **options: Any,
     ) -> None:
@@ -59,7 +61,10 @@ class Training:
             self.optimizer = windowed(plain, times=times, master_weights=master_weights)
         elif times is not None:
             config = SwapOptimizerConfig(
-                times, master_weights=master_weights, release_grads=release_grads
+                times,
+                master_weights=master_weights,
+                release_grads=release_grads,
+                offload_gradients=offload_gradients,
             )
             self.optimizer = swap_optimizer(plain, config)
         self._scheduler = optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)

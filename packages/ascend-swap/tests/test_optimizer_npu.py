@@ -36,8 +36,16 @@ def test_with_bf16_weights_and_masters_they_are_those_of_the_resident_facade(
         assert same(training(SIZES, times, **kind).train(STEPS), resident), times
 
 
-def test_a_large_parameter_steps_as_with_plain_adamw(training: Any, same: Any) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        "fused",
+        pytest.param("foreach", marks=pytest.mark.nightly),
+        pytest.param("for-loop", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_large_parameter_steps_as_with_plain_adamw(form: str, training: Any, same: Any) -> None:
     sizes = (1, 7, 4097, 1_000_003)
-    plain = training(sizes, fused=True).train(STEPS)
+    plain = training(sizes, **FORMS[form]).train(STEPS)
     for times in (1, 3, 16, 64):
-        assert same(training(sizes, times, fused=True).train(STEPS), plain), times
+        assert same(training(sizes, times, **FORMS[form]).train(STEPS), plain), times

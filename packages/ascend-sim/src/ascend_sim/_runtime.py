@@ -11,7 +11,7 @@ from ascend_sim.counters import Counters
 from ascend_sim.races import Race, Touch
 from ascend_sim.spans import Kind, Span
 
-ABI = 3
+ABI = 4
 
 # The names by which torch_npu finds the runtime. The first has all functions, the others need it.
 LIBRARIES = (
@@ -255,7 +255,7 @@ class Runtime:
         ]
 
     def take_error(self) -> str | None:
-        """Take the oldest error of a task that failed, if there is one."""
+        """Forget all errors of tasks; return the oldest that nobody was told of, if any."""
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         if not self._acl.ascendsim_take_error(text, _TEXT_BYTES):
             return None

@@ -38,7 +38,7 @@ class Simulator:
         return self._runtime.device_bytes(device)
 
     def fail(self, fault: Fault, nth: int = 1) -> AbstractContextManager[None]:
-        """Let the `nth` occurrence of `fault` within the block fail, once.
+        """Let the `nth` occurrence of `fault` within the block fail; once, but for a segment.
 
         A test walks through a whole step by raising `nth` until nothing is left to fail:
 
@@ -148,12 +148,20 @@ class Simulator:
         """Run every task that was submitted, on all streams of all devices.
 
         Unlike `torch.npu.synchronize()` this is not counted and raises no task's error. It belongs
-        between tests: within a tested step it hides races.
+        between tests: within a tested step it hides races. On a device that has stopped, what was
+        submitted is dropped instead.
         """
         self._runtime.drain()
 
     def take_error(self) -> str | None:
-        """Take the oldest error of a kernel that failed and that nobody was told of yet."""
+        """Let devices go on that have stopped, since a task of theirs failed.
+
+        On a real device only a reset ends that, which frees all its memory: a program starts anew,
+        from a checkpoint. A test need not, and the plug-in takes the error when a test ends.
+
+        Returns:
+            The oldest error that nobody was told of, if there is one.
+        """
         return self._runtime.take_error()
 
     def __repr__(self) -> str:

@@ -23,12 +23,18 @@ class Fault(enum.Enum):
     COPY = 2
     """RuntimeError, at the submission of a copy between host and device."""
     KERNEL = 3
-    """RuntimeError, at the next synchronisation or operator: the kernel fails as it runs."""
+    """RuntimeError, at the next synchronisation or operator: the kernel fails as it runs. The
+    device has stopped then, and raises again until `Simulator.take_error`."""
+    LATE_COPY = 4
+    """The same with a copy that fails as it runs."""
+    DEVICE_SEGMENT = 5
+    """torch.OutOfMemoryError: from the `nth` time on that torch_npu's allocator finds nothing in
+    its cache and asks the runtime, the device has no memory left, until the block ends."""
 
 
 @contextlib.contextmanager
 def injected(runtime: Runtime, fault: Fault, nth: int) -> Iterator[None]:
-    """Let the `nth` occurrence of `fault` within the block fail, once.
+    """Let the `nth` occurrence of `fault` within the block fail; once, but for a segment.
 
     Raises:
         ConfigError: When `fault` is none, `nth` is no positive number, or a block around this one

@@ -3,8 +3,10 @@
 [Note: a step, and what is written when]
 1. Everything that the step needs is allocated: the home's device memory, and scratch for gradients
    and weights. Torch's forms that are not fused ask the allocator for temporaries in each window.
-   The first window's are asked for before it is written; where another window needs more, its
-   arithmetic is tried before, on memory that holds nothing, so that the allocator has the blocks.
+   The first window's are asked for before it is written; the arithmetic of every other one, unless
+   its slices have the same sizes as an earlier one's, is tried before, on memory that holds
+   nothing, so that the allocator has the blocks. (A sum of sizes would not do: small blocks and
+   large ones come from different pools.)
    Until here nothing was written: an allocation that fails leaves all unstepped.
 2. For each window: the next one is fetched; this one is entered. Its slices become the parameters
    of a *shadow*, an instance of the wrapped optimizer's own class that holds nothing else, and the
@@ -21,8 +23,10 @@ the step is done, and the next call with the same gradients does no more than re
 A failed kernel or copy is another thing: what it wrote is not known, and the journal is closed for
 good. A kernel fails when it runs, and whoever waits for the device next is told. `step`, `state`
 and `state_dict` are such places; each says then that the optimizer failed. The user's own code may
-be told first (`loss.item()`), and an optimizer cannot know of an error that somebody else has
-taken: after one, weights and state are not to be trusted, whose kernel it ever was.
+be told first (`loss.item()`), which changes nothing: a device on which a kernel failed stops (CUDA
+always; an NPU since torch_npu asks for ACL_STOP_ON_FAILURE), and tells everybody who asks, until
+the process ends or somebody resets it. So loading a checkpoint ends the failure of the optimizer,
+and not that of the device: where that has stopped, the load or the next step says so again.
 """
 
 from __future__ import annotations
@@ -255,24 +259,23 @@ class _Step:
         """The windows whose arithmetic is tried before anything is written.
 
         The first window's runs before the first write as it is. Another one is tried where it may
-        need more memory for temporaries: for all slices together, or for one of them.
+        ask for other temporaries than those before it.
         """
         if self._in_place or self._device().type == "cpu":
             return ()
-        needs = [self._temporaries(window) for window in self._windows]
-        # index() finds the first of those that need most.
-        most = [kind.index(max(kind)) for kind in zip(*needs, strict=True)]
-        return sorted({number for number in most if number > 0})
+        asked: dict[tuple[object, ...], int] = {(): 0}
+        for number, window in enumerate(self._windows):
+            asked.setdefault(self._temporaries(window), number)
+        return [number for number in asked.values() if number > 0]
 
-    def _temporaries(self, window: CohortWindow) -> tuple[int, int, int]:
-        """What temporaries of forms that are not fused grow with, for the slices of a window.
-
-        Returns:
-            Elements of all, elements of the largest, and how many there are.
-        """
+    def _temporaries(self, window: CohortWindow) -> tuple[object, ...]:
+        """What decides which temporaries the forms that are not fused ask for, by slice."""
         slots = ((window.slot(piece), piece) for piece in window.slices)
-        sizes = [p.numel for s, p in slots if s in self._active and not s.group.get("fused")]
-        return sum(sizes), max(sizes, default=0), len(sizes)
+        return tuple(
+            (id(s.group), s.dtype, p.numel)
+            for s, p in slots
+            if s in self._active and not s.group.get("fused")
+        )
 
     # What is stepped, and what that needs of scratch.
 

@@ -35,7 +35,7 @@ class WindowedOptimizer(optim.Optimizer):
 
     `param_groups`, `defaults` and the hooks are those of the wrapped optimizer, shared with it.
     `state` is what the wrapped optimizer would show, wherever it lives; reading it blocks the host
-    until no copy of it is under way.
+    until the last step has been computed and no copy of it is under way.
     """
 
     # GradScaler hands its scale and its verdict over, and leaves the rest to `step`.
@@ -225,6 +225,7 @@ class WindowedOptimizer(optim.Optimizer):
 
         Raises:
             ConfigError: When it does not fit these parameters. Nothing was loaded then.
+            OptimizerFailedError: When the device on which a kernel failed raises still.
         """
         self._check_not_removed()
         check_form(state_dict)
@@ -245,7 +246,12 @@ class WindowedOptimizer(optim.Optimizer):
             # What is still to be told of the failure is of no interest: all is set anew.
             with contextlib.suppress(RuntimeError):
                 self._home.settle()
-        loading.write(self.param_groups, self._roster, self._home)
+        try:
+            loading.write(self.param_groups, self._roster, self._home)
+        except RuntimeError as error:
+            if is_torchs(error) and self._runs_later():
+                raise self._fail(error) from error
+            raise
         if any(not slot.has_master for slot in loading.with_masters(self._roster)):
             warnings.warn(
                 "the checkpoint has FP32 masters that this optimizer does not keep, and they were "

@@ -151,5 +151,6 @@ def failed_because(error: BaseException) -> OptimizerFailedError:
         "the optimizer failed in the middle of a step.",
         why="what the step wrote is not known, so weights and state are not to be trusted; "
         f"it was {type(error).__name__}: {first}",
-        instead="load the last checkpoint, weights and optimizer, and go on from there.",
+        instead="load the last checkpoint, weights and optimizer, and go on from there; in a new "
+        "process where the device raises as well.",
     )

@@ -67,7 +67,14 @@ class Resident:
                     other[name].copy_(scalar)
 
     def settle(self) -> None:
-        """Nothing is ever under way."""
+        """Block the host until the steps have been computed: only then is it known that they were.
+
+        Raises:
+            RuntimeError: When a kernel failed.
+        """
+        for device in {slot.parameter.device for slot in self._elements}:
+            if device.type not in ("cpu", "meta"):
+                torch.accelerator.current_stream(device).synchronize()
 
     def tidy(self) -> None:
         """All is kept."""

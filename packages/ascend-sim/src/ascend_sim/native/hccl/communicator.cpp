@@ -92,7 +92,7 @@ void Communicator::Name(const std::string& what, uint64_t number,
 int Communicator::Begin(const char* name, void* handle) {
   const auto stream = Scheduler::Get().FindStream(handle);
   if (!stream) return Fail(kBadArgument, std::string(name) + ": unknown stream");
-  if (const int code = TakeErrorOf(stream->device)) return code;
+  if (const int code = ErrorOf(stream->device)) return code;
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return kSuccess;
   return Fail(kRemote, "this group has failed before, with " + broken_);

@@ -199,7 +199,6 @@ Tensor host_scalar(int64_t value) {
 }
 
 void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  raise_pending_error();
   Call call(op, *stack, /*gradient=*/false);
   const bool drops = call.options.keep_prob < 1;
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -226,7 +225,6 @@ void forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  raise_pending_error();
   Call call(op, *stack, /*gradient=*/true);
   const AttentionInputs& in = call.inputs;
   const Tensor dy = call.arguments.tensor("dy");

@@ -45,7 +45,6 @@ std::tuple<Tensor, Tensor, Tensor> apply_adam_w_out(
     const Scalar& weight_decay, const Scalar& beta1, const Scalar& beta2, const Scalar& epsilon,
     const Tensor& grad, const std::optional<Tensor>& max_grad_norm, std::optional<bool> amsgrad,
     std::optional<bool> maximize, at::TensorList out) {
-  raise_pending_error();
   TORCH_CHECK(out.size() == 3, "npu_apply_adam_w: out must be (var, m, v), but has ", out.size(),
               " tensors");
   const AdamW adam{beta1_power.toDouble(),  beta2_power.toDouble(),  lr.toDouble(),

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -55,7 +54,7 @@ class ThreadCount {
 };
 
 void run_task(void* argument) {
-  const std::unique_ptr<Task> task(static_cast<Task*>(argument));
+  const auto* task = static_cast<const Task*>(argument);
   if (task->fails) {
     link().report_error(task->stream, fault_text(task->name).c_str());
     return;
@@ -71,13 +70,28 @@ void run_task(void* argument) {
   }
 }
 
-void enqueue(void* stream, const char* name, const Work& work, void (*run)(void*), void* argument) {
+void drop_task(void* argument) { delete static_cast<Task*>(argument); }
+
+void enqueue(void* stream, const char* name, const Work& work, Task* task) {
   const std::vector<AscendsimAccess>& accesses = work.accesses();
   const AscendsimKernel kernel{
-      name,           run, argument, work.flops(), work.bytes(), work.flop_bytes(), accesses.data(),
-      accesses.size()};
+      .name = name,
+      .run = task ? &run_task : nullptr,
+      .argument = task,
+      .drop = &drop_task,
+      .flops = work.flops(),
+      .bytes = work.bytes(),
+      .flop_bytes = work.flop_bytes(),
+      .accesses = accesses.data(),
+      .access_count = accesses.size()};
   const int error = link().launch(stream, &kernel);
   TORCH_CHECK(error == 0, "[ascend-sim] ", name, " could not be enqueued: error ", error);
+}
+
+void raise_pending_error(void* stream) {
+  char text[4096];
+  if (link().error_of(stream, text, sizeof text) == 0) return;
+  TORCH_CHECK(false, text);
 }
 
 }  // namespace
@@ -85,34 +99,30 @@ void enqueue(void* stream, const char* name, const Work& work, void (*run)(void*
 HostDispatch::HostDispatch()
     : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), below_the_user()) {}
 
-void raise_pending_error() {
-  char text[4096];
-  if (link().take_error(text, sizeof text) == 0) return;
-  TORCH_CHECK(false, "[ascend-sim] an asynchronous kernel failed: ", text);
-}
-
 void launch(const char* name, c10::DeviceIndex device, const Work& work,
             std::function<void()> body) {
   void* stream = current_stream(device);
+  raise_pending_error(stream);
   const bool fails = link().kernel_begins(name) != 0;
   auto* task = new Task{name, stream, fails, at::get_num_threads(), std::move(body)};
-  enqueue(stream, name, work, &run_task, task);  // may already have run and freed the task
+  enqueue(stream, name, work, task);  // may already have run and been dropped
 }
 
 void run_inline(const char* name, c10::DeviceIndex device, bool waits, const Work& work,
                 const std::function<void()>& body) {
   void* stream = current_stream(device);
+  raise_pending_error(stream);
   const bool fails = link().kernel_begins(name) != 0;
-  enqueue(stream, name, work, /*run=*/nullptr, /*argument=*/nullptr);
+  enqueue(stream, name, work, /*task=*/nullptr);
   if (waits) {
     const int error = link().synchronize(stream);
-    raise_pending_error();
+    raise_pending_error(stream);
     TORCH_CHECK(error == 0, "[ascend-sim] ", name, ": synchronisation failed: error ", error);
   } else {
     link().settle(stream);
-    raise_pending_error();
   }
-  TORCH_CHECK(!fails, "[ascend-sim] ", fault_text(name));
+  if (fails) link().report_error(stream, fault_text(name).c_str());
+  raise_pending_error(stream);
   HostDispatch host;
   body();
 }

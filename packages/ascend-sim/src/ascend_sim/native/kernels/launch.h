@@ -20,8 +20,7 @@ class HostDispatch {
   c10::impl::ForceDispatchKeyGuard guard_;
 };
 
-// Raises what an earlier kernel reported, if it did.
-void raise_pending_error();
+// Both raise what an earlier task of the device reported, if one did.
 
 // Enqueues `body` on the current stream of `device`. `body` captures aliases (host_alias), and
 // no NPU tensor: that would keep memory alive which the program has freed. `name` lives for ever.

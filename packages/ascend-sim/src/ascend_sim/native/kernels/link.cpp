@@ -42,7 +42,7 @@ void connect() {
   resolve(runtime, "ascendsim_settle", g_link.settle);
   resolve(runtime, "ascendsim_kernel_begins", g_link.kernel_begins);
   resolve(runtime, "ascendsim_report_error", g_link.report_error);
-  resolve(runtime, "ascendsim_take_error", g_link.take_error);
+  resolve(runtime, "ascendsim_error_of", g_link.error_of);
   resolve(runtime, "aclrtSynchronizeStream", g_link.synchronize);
   void (*settings)(AscendsimSettings*) = nullptr;
   resolve(runtime, "ascendsim_settings", settings);

@@ -12,7 +12,7 @@ struct Link {
   AscendsimSettle settle;
   AscendsimKernelBegins kernel_begins;
   AscendsimReportError report_error;
-  AscendsimTakeError take_error;
+  AscendsimErrorOf error_of;
   int (*synchronize)(void* stream);  // aclrtSynchronizeStream: counted, as the real operator's is
   bool traces;                       // the settings ask for a trace of accesses
   bool weighs;                       // they ask for one, or for a clock

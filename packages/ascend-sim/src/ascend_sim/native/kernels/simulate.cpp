@@ -66,7 +66,6 @@ SimulatedOperator::SimulatedOperator(const c10::OperatorHandle& op, std::optiona
 
 void SimulatedOperator::operator()(const c10::OperatorHandle&, c10::DispatchKeySet,
                                    torch::jit::Stack* stack) {
-  raise_pending_error();
   const torch::jit::Stack arguments = torch::jit::last(*stack, signature_.arguments).vec();
   if (own_ && own_->refuse) own_->refuse(arguments);
   const c10::DeviceIndex device = device_of(arguments);

@@ -6,8 +6,7 @@
 
 using namespace ascendsim;
 
-// Modes of arithmetic, of failure and of time-out: accepted, no effect. Overflow is never flagged.
-ASCENDSIM_API int aclrtSetStreamFailureMode(void*, uint64_t) { return kOk; }
+// Modes of arithmetic and of time-out: accepted, no effect. Overflow is never flagged.
 ASCENDSIM_API int aclrtSetStreamAttribute(void*, int, void*) { return kOk; }
 ASCENDSIM_API int aclrtSetStreamOverflowSwitch(void*, uint32_t) { return kOk; }
 ASCENDSIM_API int aclrtGetStreamOverflowSwitch(void*, uint32_t* flag) {

@@ -7,7 +7,7 @@
 
 #define ASCENDSIM_API extern "C" __attribute__((visibility("default")))
 
-#define ASCENDSIM_ABI 3u
+#define ASCENDSIM_ABI 4u
 
 // The order in which submitted tasks run.
 enum AscendsimSchedule : int32_t {
@@ -75,6 +75,8 @@ enum AscendsimFault : int32_t {
   ASCENDSIM_FAULT_PINNED_ALLOCATION = 1,
   ASCENDSIM_FAULT_COPY = 2,
   ASCENDSIM_FAULT_KERNEL = 3,
+  ASCENDSIM_FAULT_LATE_COPY = 4,  // as it runs
+  ASCENDSIM_FAULT_DEVICE_SEGMENT = 5,  // asked of the runtime; and all that follow
 };
 
 // A task that has ended in schedule `timed`, or (kind WAITING) a wait of the host for one. Times
@@ -108,15 +110,17 @@ ASCENDSIM_API void ascendsim_settings(AscendsimSettings* settings);
 ASCENDSIM_API void ascendsim_counters(AscendsimCounters* counters);
 ASCENDSIM_API uint64_t ascendsim_device_bytes(uint32_t device);
 
-// Arms `fault`: its `nth` occurrence from now on fails, once. 0 disarms.
+// Arms `fault`: its `nth` occurrence from now on fails; of a segment, all that follow as well, since
+// memory that has run out is not there for the second attempt either. 0 disarms.
 // Returns how many occurrences were still to come (0: disarmed, or it has struck).
 ASCENDSIM_API uint64_t ascendsim_inject(int32_t fault, uint64_t nth);
 
 // Runs every task that can run, without counting a synchronisation or raising anything.
 ASCENDSIM_API void ascendsim_drain();
 
-// Takes the oldest asynchronous error, if there is one: copies at most `size` bytes of its text,
-// terminated, and returns 1. Returns 0 when there is none.
+// Takes the asynchronous errors of all devices; those that have stopped go on. If the program was
+// not told of one, copies at most `size` bytes of the oldest one's text, terminated, and returns 1.
+// Returns 0 otherwise.
 ASCENDSIM_API int ascendsim_take_error(char* text, uint64_t size);
 
 // Lets schedule `random` choose as at its beginning.

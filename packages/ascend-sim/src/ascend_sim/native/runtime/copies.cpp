@@ -51,7 +51,8 @@ void CountCopy(Direction direction, size_t bytes) {
 }
 
 // What both kinds of copy begin with.
-int Begin(Direction direction, size_t room, size_t bytes) {
+int Begin(const StreamRef& stream, Direction direction, size_t room, size_t bytes) {
+  if (HasStopped(stream->device)) return ErrorOf(stream->device);
   if (bytes > room) return Fail(kBadParameter, "a copy is larger than its destination");
   if (Strikes(ASCENDSIM_FAULT_COPY)) return Fail(kInternal, "injected fault: copy");
   CountCopy(direction, bytes);
@@ -61,7 +62,7 @@ int Begin(Direction direction, size_t room, size_t bytes) {
 int WaitFor(const StreamRef& stream) {
   Count(&AscendsimCounters::synchronisations);
   Scheduler::Get().Await(stream);
-  return TakeErrorOf(stream->device);
+  return ErrorOf(stream->device);
 }
 
 const char* NameOf(Direction direction) {
@@ -80,7 +81,11 @@ void SubmitFill(const StreamRef& stream, void* to, int value, size_t bytes) {
 
 void SubmitCopy(const StreamRef& stream, void* to, const void* from, size_t bytes,
                 Direction direction) {
-  auto move = [=] { Move(to, from, bytes, direction); };
+  const bool fails = Strikes(ASCENDSIM_FAULT_LATE_COPY);
+  auto move = [=, device = stream->device] {
+    if (!fails) return Move(to, from, bytes, direction);
+    ReportError(device, std::string(NameOf(direction)) + ": injected fault: the copy failed");
+  };
   Scheduler::Get().Submit(
       stream, {.name = NameOf(direction),
                .run = std::move(move),
@@ -99,8 +104,8 @@ using namespace ascendsim;
 // asked for, after it has synchronised the stream of the copy itself.
 ASCENDSIM_API int aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, int) {
   const Direction direction = DirectionOf(to, from);
-  if (const int code = Begin(direction, room, bytes)) return code;
   const auto stream = Scheduler::Get().DefaultStream(CurrentDevice());
+  if (const int code = Begin(stream, direction, room, bytes)) return code;
   SubmitCopy(stream, to, from, bytes, direction);
   return WaitFor(stream);
 }
@@ -112,7 +117,7 @@ ASCENDSIM_API int aclrtMemcpyAsync(void* to, size_t room, const void* from, size
   const auto stream = Scheduler::Get().FindStream(handle);
   if (!stream) return Fail(kBadParameter, "aclrtMemcpyAsync: unknown stream");
   const Direction direction = DirectionOf(to, from);
-  if (const int code = Begin(direction, room, bytes)) return code;
+  if (const int code = Begin(stream, direction, room, bytes)) return code;
   SubmitCopy(stream, to, from, bytes, direction);
   const void* host = direction == kHostToDevice ? from : to;
   const bool crosses = direction == kHostToDevice || direction == kDeviceToHost;
@@ -155,6 +160,7 @@ ASCENDSIM_API int aclrtMemsetAsync(void* to, size_t room, int value, size_t byte
   if (bytes > room) return Fail(kBadParameter, "a memset is larger than its destination");
   const auto stream = Scheduler::Get().FindStream(handle);
   if (!stream) return Fail(kBadParameter, "aclrtMemsetAsync: unknown stream");
+  if (HasStopped(stream->device)) return ErrorOf(stream->device);
   SubmitFill(stream, to, value, bytes);
   return kOk;
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common.h"
+#include "faults.h"
 #include "scheduler.h"
 
 namespace ascendsim {
@@ -63,7 +64,11 @@ ASCENDSIM_API int aclrtGetDevice(int* device) {
   return kOk;
 }
 
-ASCENDSIM_API int aclrtResetDevice(int) { return kOk; }
+// Nothing is freed here: torch_npu calls it when the process ends.
+ASCENDSIM_API int aclrtResetDevice(int device) {
+  ResetFailures(device);
+  return kOk;
+}
 
 ASCENDSIM_API int aclrtGetCurrentContext(void** context) {
   if (selected_device < 0) return kNoContext;

@@ -21,6 +21,7 @@ Memory& Memory::Get() {
 }
 
 bool Memory::Claim(int device, size_t bytes) {
+  if (Strikes(ASCENDSIM_FAULT_DEVICE_SEGMENT)) return false;
   const std::lock_guard lock(mutex_);
   size_t& used = used_[device];
   if (bytes > Settings().hbm_bytes - used) return false;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common.h"
+#include "faults.h"
 #include "schedules.h"
 
 namespace ascendsim {
@@ -195,7 +196,7 @@ void Scheduler::RunFront(Lock& lock, const StreamRef& stream) {
   stream->busy = true;
   if (task.run) {
     lock.unlock();
-    task.run();
+    if (!HasStopped(stream->device)) task.run();
     task.run = nullptr;  // what it holds is released without the lock
     lock.lock();
   }

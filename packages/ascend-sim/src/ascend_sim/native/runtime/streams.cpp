@@ -56,13 +56,13 @@ int SynchroniseStream(void* handle, const char* function) {
   if (!stream) return UnknownHandle(function);
   Count(&AscendsimCounters::synchronisations);
   Scheduler::Get().Await(stream);
-  return TakeErrorOf(stream->device);
+  return ErrorOf(stream->device);
 }
 
 int SynchroniseDevice() {
   Count(&AscendsimCounters::synchronisations);
   Scheduler::Get().AwaitDevice(CurrentDevice());
-  return TakeErrorOf(CurrentDevice());
+  return ErrorOf(CurrentDevice());
 }
 
 }  // namespace
@@ -97,6 +97,14 @@ ASCENDSIM_API int aclrtStreamGetId(void* handle, int* id) {
   return kOk;
 }
 
+// What a stream does when a task fails: 0, it goes on; 1, its whole context stops (faults.h).
+ASCENDSIM_API int aclrtSetStreamFailureMode(void* handle, uint64_t mode) {
+  const auto stream = Scheduler::Get().FindStream(handle);
+  if (!handle || !stream) return UnknownHandle("aclrtSetStreamFailureMode");
+  if (mode == 1) StopOnFailure(stream->device);
+  return kOk;
+}
+
 // 0 when all that was submitted has finished, 1 when not.
 ASCENDSIM_API int aclrtStreamQuery(void* handle, int* status) {
   const auto stream = Scheduler::Get().FindStream(handle);
@@ -105,9 +113,9 @@ ASCENDSIM_API int aclrtStreamQuery(void* handle, int* status) {
   return kOk;
 }
 
-// The host waits. An error of a kernel that ran on the device since the last synchronisation is
-// returned here; torch_npu adds the text of aclGetRecentErrMsg to the exception. Time-outs are not
-// simulated: what waits for another stream always ends.
+// The host waits. An error of a task that ran on the device is returned here; torch_npu adds the text
+// of aclGetRecentErrMsg to the exception. Time-outs are not simulated: what waits for another stream
+// always ends.
 ASCENDSIM_API int aclrtSynchronizeStream(void* handle) {
   return SynchroniseStream(handle, "aclrtSynchronizeStream");
 }
@@ -160,7 +168,7 @@ ASCENDSIM_API int aclrtSynchronizeEvent(void* handle) {
   if (!event) return UnknownHandle("aclrtSynchronizeEvent");
   Count(&AscendsimCounters::synchronisations);
   Scheduler::Get().Await(event);
-  return TakeErrorOf(DeviceOf(event));
+  return ErrorOf(DeviceOf(event));
 }
 
 // 1 when reached, 0 when not. The caching allocators ask on every allocation whether a block that
@@ -200,6 +208,7 @@ ASCENDSIM_API int aclrtEventGetTimestamp(void* handle, uint64_t* microseconds) {
 ASCENDSIM_API int aclrtLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
   const auto stream = Scheduler::Get().FindStream(handle);
   if (!stream) return UnknownHandle("aclrtLaunchHostFunc");
+  if (HasStopped(stream->device)) return ErrorOf(stream->device);
   auto run = [=] { function(argument); };
   Scheduler::Get().Submit(
       stream, {.name = "host", .run = std::move(run), .after = {}, .kind = ASCENDSIM_KIND_HOST});
