@@ -70,6 +70,16 @@ class Parts:
             count=torch.zeros((), dtype=torch.int64, device=device),
         )
 
+    def cut(self, start: int, stop: int) -> Parts:
+        """The parts of some elements; they start at the start of a block."""
+        bitmap = self.bitmap
+        return Parts(
+            residual=self.residual[start:stop],
+            bitmap=None if bitmap is None else bitmap[start // 8 : -(-stop // 8)],
+            fingerprints=self.fingerprints[start // BLOCK : blocks_of(stop)],
+            count=self.count,
+        )
+
 
 class Codec(Protocol):
     """One way to compute splits and joins; all of them agree in every bit.

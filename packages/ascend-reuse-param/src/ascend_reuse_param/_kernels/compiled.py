@@ -2,6 +2,10 @@
 
 What it generates reads the arrays more often than the C does (the fingerprint is a reduction of its
 own), and it allocates what lies between the loops itself: an allocation can fail in a step.
+
+[Note: whole blocks alone] What is compiled is compiled again for each new relation between sizes
+(one element, a multiple of 8, a multiple of a block), and given up after a few. So it gets whole
+blocks, two at least, which all have the same relations; the rest goes to torch's operators.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from torch.nn.functional import pad
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding
 from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
+from ascend_reuse_param._kernels.eager import EagerCodec
 
 __all__ = ["CompiledCodec"]
 
@@ -31,43 +36,55 @@ class CompiledCodec:
         # For any number of elements: slices of parameters have many sizes.
         self._split = torch.compile(_split, dynamic=True, fullgraph=True)
         self._join = torch.compile(_join, dynamic=True, fullgraph=True)
+        self._eager = EagerCodec(device, rounding)
 
     def scratch_bytes(self, numel: int) -> int:
-        """Nothing: what is compiled allocates what it needs."""
-        return 0
+        """What torch's operators take for the rest: what is compiled allocates what it needs."""
+        return self._eager.scratch_bytes(numel - _whole(numel))
 
     def split(
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
         """See `Codec.split`."""
-        if not master.numel():
-            return
-        self._split(
-            master.view(torch.int32),
-            weight.view(torch.int16),
-            parts.residual,
-            parts.bitmap,
-            parts.fingerprints,
-            parts.count,
-            self._weighted,
-            self._plain,
-        )
+        whole = _whole(master.numel())
+        if whole:
+            first = parts.cut(0, whole)
+            self._split(
+                master[:whole].view(torch.int32),
+                weight[:whole].view(torch.int16),
+                first.residual,
+                first.bitmap,
+                first.fingerprints,
+                first.count,
+                self._weighted,
+                self._plain,
+            )
+        rest = parts.cut(whole, master.numel())
+        self._eager.split(master[whole:], weight[whole:], rest, scratch)
 
     def join(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         """See `Codec.join`."""
-        if not master.numel():
-            return
-        self._join(
-            weight.view(torch.int16),
-            parts.residual,
-            parts.bitmap,
-            parts.fingerprints,
-            self._weighted,
-            self._plain,
-            master.view(torch.int32),
-        )
+        whole = _whole(master.numel())
+        if whole:
+            first = parts.cut(0, whole)
+            self._join(
+                weight[:whole].view(torch.int16),
+                first.residual,
+                first.bitmap,
+                first.fingerprints,
+                self._weighted,
+                self._plain,
+                master[:whole].view(torch.int32),
+            )
+        rest = parts.cut(whole, master.numel())
+        self._eager.join(weight[whole:], rest, master[whole:], scratch)
+
+
+def _whole(numel: int) -> int:
+    """How many elements are compiled."""
+    return numel // BLOCK * BLOCK if numel >= 2 * BLOCK else 0
 
 
 def _split(

@@ -109,7 +109,7 @@ class EagerCodec:
         """See `Codec.split`."""
         mark = scratch.mark
         for start, stop, temporaries in self._chunks(master.numel(), scratch):
-            chunk = _cut(parts, start, stop)
+            chunk = parts.cut(start, stop)
             self._split(master[start:stop], weight[start:stop], chunk, temporaries)
         scratch.rewind(mark)
 
@@ -119,7 +119,7 @@ class EagerCodec:
         """See `Codec.join`."""
         mark = scratch.mark
         for start, stop, temporaries in self._chunks(master.numel(), scratch):
-            chunk = _cut(parts, start, stop)
+            chunk = parts.cut(start, stop)
             self._join(weight[start:stop], chunk, master[start:stop], temporaries)
         scratch.rewind(mark)
 
@@ -243,15 +243,3 @@ class EagerCodec:
         words.mul_(_COPIES).bitwise_and_(_DIAGONAL)
         temporaries.exception.copy_(words.view(torch.uint8))
         torch.gt(temporaries.exception, 0, out=temporaries.exception)
-
-
-def _cut(parts: Parts, start: int, stop: int) -> Parts:
-    """The parts of some elements; they start at the start of a block."""
-    first, last = start // BLOCK, blocks_of(stop)
-    bitmap = parts.bitmap
-    return Parts(
-        residual=parts.residual[start:stop],
-        bitmap=None if bitmap is None else bitmap[start // 8 : -(-stop // 8)],
-        fingerprints=parts.fingerprints[first:last],
-        count=parts.count,
-    )
