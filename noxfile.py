@@ -164,7 +164,7 @@ def nightly(session: nox.Session) -> None:
     """Run what is too long for `npu`: every failure of a larger model, and larger parameters."""
     session.run(sys.executable, "tools/environment.py", "npu", external=True)
     libraries = str(Path(".nox/ascend-sim").resolve())
-    variables = {**TESTING, **SWAP_NPU, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
+    variables = {**TESTING, **SMALL_NPU, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
     for schedule in ("lazy", "early", "eager", "thread"):
         options = [f"--npu-sim={schedule}", SWAP, "-m", "nightly"]
         options += ["--timeout=3600", *session.posargs]

@@ -12,8 +12,7 @@ one thread: threads that wait for one another would count as work.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn, optim
@@ -26,6 +25,7 @@ from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec
 from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments, NativeAdamW
 from benchmarks.case import Case, Variant
+from benchmarks.threads import one_thread
 
 
 def cases(*, quick: bool) -> list[Case]:
@@ -39,7 +39,7 @@ def cases(*, quick: bool) -> list[Case]:
             baseline="copy of FP32",
             rounds=25,
             bytes_are=held,
-            around=_one_thread,
+            around=one_thread,
         ),
         Case(
             f"{numel:,} elements, an AdamW step",
@@ -47,19 +47,9 @@ def cases(*, quick: bool) -> list[Case]:
             baseline="gradient cast, AdamW fused on FP32, weight copied",
             rounds=25,
             bytes_are=held,
-            around=_one_thread,
+            around=one_thread,
         ),
     ]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclasses.dataclass(frozen=True)
