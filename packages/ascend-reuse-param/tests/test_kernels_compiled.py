@@ -23,7 +23,7 @@ def test_the_compiled_codec_equals_the_eager_one(rounding: Rounding) -> None:
     every = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).unsqueeze(1) | lows
     for numel in (every.numel(), 0, 7, BLOCK + 1):
         master = every.view(-1)[-numel:].view(torch.float32) if numel else torch.empty(0)
-        scratch = Arena(eager.scratch_bytes(numel), CPU)
+        scratch = Arena(max(codec.scratch_bytes(numel) for codec in (eager, compiled)), CPU)
         weights = [torch.empty(numel, dtype=torch.bfloat16) for _ in range(2)]
         parts = [Parts.empty(numel, CPU, rounding) for _ in range(2)]
         joined = [torch.empty(numel) for _ in range(2)]

@@ -10,7 +10,7 @@ from ascend_core.optim.arena import Arena, aligned
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding, blocks_of
 from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
 
-__all__ = ["EagerCodec"]
+__all__ = ["COPIES", "DIAGONAL", "GATHER", "EagerCodec"]
 
 # Elements at a time. On a CPU the temporaries of so many (24 bytes each) stay in a core's cache;
 # elsewhere they are worth the launches of some forty operators.
@@ -19,9 +19,9 @@ _CHUNK = 1 << 21
 
 # 8 bytes of 0 or 1 in a word, times this, have their 8 bits side by side in the highest byte: the
 # product's terms meet nowhere. And a byte, copied 8 times and masked, has bit k alone in byte k.
-_GATHER = 0x0102040810204080
-_COPIES = 0x0101010101010101
-_DIAGONAL = 0x8040201008040201 - (1 << 64)
+GATHER = 0x0102040810204080
+COPIES = 0x0101010101010101
+DIAGONAL = 0x8040201008040201 - (1 << 64)
 
 
 class _Temporaries:
@@ -226,11 +226,11 @@ class EagerCodec:
         temporaries.bytes[:numel].copy_(temporaries.exception[:numel])
         temporaries.bytes[numel:].zero_()
         eights = temporaries.bytes.view(torch.int64)
-        torch.mul(eights, _COPIES, out=words)
+        torch.mul(eights, COPIES, out=words)
         words.bitwise_right_shift_(56)  # how many of the 8
         torch.sum(words, 0, keepdim=True, out=total)
         count.add_(total.view(()))
-        torch.mul(eights, _GATHER, out=words)
+        torch.mul(eights, GATHER, out=words)
         words.bitwise_right_shift_(56).bitwise_and_(0xFF)  # the shift is an arithmetic one
         bitmap.copy_(words[: bitmap.numel()])
 
@@ -240,6 +240,6 @@ class EagerCodec:
         words[: bitmap.numel()].copy_(bitmap)
         words[bitmap.numel() :].zero_()
         words.view(-1, BLOCK // 8).mul_(temporaries.same.unsqueeze(1))
-        words.mul_(_COPIES).bitwise_and_(_DIAGONAL)
+        words.mul_(COPIES).bitwise_and_(DIAGONAL)
         temporaries.exception.copy_(words.view(torch.uint8))
         torch.gt(temporaries.exception, 0, out=temporaries.exception)
