@@ -157,6 +157,7 @@ INLINE void block_join(
         int64_t size = smaller(numel - row, SIDE), from = at + row;
         const uint16_t *weight = s->weight + from, *residual = s->residual + from;
         PREFETCH(residual, AHEAD, 2, 0);
+        PREFETCH(weight, BLOCK, 2, 0); /* the next block's fingerprint comes first */
         uint64_t word = to_even && same ? word_at(s->bitmap, from, size) : 0;
         if (size == SIDE) {
             if (same)
@@ -381,7 +382,11 @@ INLINE void split_all(const Split *s, const uint32_t *master, int to_even) {
 #pragma omp parallel for schedule(static) num_threads(s->threads) reduction(+ : count)
     FOR_BLOCKS(s, at) {
         int64_t numel = smaller(s->numel - at, BLOCK);
-        count += block_split(s, master + at, at, numel, to_even);
+        for (int64_t row = 0; row < numel; row += SIDE) {
+            PREFETCH(master + at + row, AHEAD, 4, 0);
+            int64_t size = smaller(numel - row, SIDE);
+            count += block_split(s, master + at + row, at + row, size, to_even);
+        }
         s->fingerprints[at / BLOCK] = block_fingerprint(s, at, numel);
     }
     *s->count += count;
