@@ -66,7 +66,7 @@ def test_a_device_on_which_masters_beside_the_weights_do_not_fit(free: Any) -> N
     gradient = torch.ones_like(weights[0])
     config = ReuseParamConfig(times=16)
     window = numel // 16
-    scratch = (4 + 4 + 14) * window  # a master, a gradient in FP32, what the codec takes
+    scratch = (4 + 4 + 24) * window  # a master, a gradient in FP32, what the codec takes
     predicted = (2 + 8) * numel + numel // 8 + scratch
     outcomes = []
     for wrap in (

@@ -50,24 +50,21 @@ class Parts:
         bitmap: uint8 [ceil(n / 8)], the exceptions: element i is bit i % 8 of byte i // 8. The
             spare bits are 0. None with the rounding `"half-away"`, which has none.
         fingerprints: int64 [blocks_of(n)], of the weight's bits, made at split.
-        count: int64 [], to which split adds the number of exceptions.
     """
 
     residual: torch.Tensor
     bitmap: torch.Tensor | None
     fingerprints: torch.Tensor
-    count: torch.Tensor
 
     @classmethod
     def empty(cls, numel: int, device: torch.device, rounding: Rounding = "nearest-even") -> Parts:
-        """Allocate parts of undefined content; the count is 0."""
+        """Allocate parts of undefined content."""
         exact = rounding == "nearest-even"
         size = -(-numel // 8)
         return cls(
             residual=torch.empty(numel, dtype=torch.int16, device=device),
             bitmap=torch.empty(size, dtype=torch.uint8, device=device) if exact else None,
             fingerprints=torch.empty(blocks_of(numel), dtype=torch.int64, device=device),
-            count=torch.zeros((), dtype=torch.int64, device=device),
         )
 
     def cut(self, start: int, stop: int) -> Parts:
@@ -77,7 +74,6 @@ class Parts:
             residual=self.residual[start:stop],
             bitmap=None if bitmap is None else bitmap[start // 8 : -(-stop // 8)],
             fingerprints=self.fingerprints[start // BLOCK : blocks_of(stop)],
-            count=self.count,
         )
 
 
@@ -100,7 +96,7 @@ class Codec(Protocol):
     def split(
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
-        """Write the weight, BF16, and the parts of an FP32 master; add to `parts.count`.
+        """Write the weight, BF16, and the parts of an FP32 master.
 
         The host reads nothing, and waits for nothing.
         """
@@ -126,7 +122,7 @@ def compact(bitmap: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
     Args:
         bitmap: uint8 [k].
-        count: How many to list. The number of exceptions is always enough.
+        count: How many to list.
 
     Returns:
         Their indices, int32 [count], ascending, and the bytes, uint8 [count].

@@ -64,7 +64,6 @@ class SplitWindow:
             )
         self.exceptions = Exceptions(end, device) if keeps_exceptions and end else None
         self._bitmap: torch.Tensor | None = None
-        self._count = torch.zeros((), dtype=torch.int64, device=device)
 
     @property
     def fingerprint_bytes(self) -> int:
@@ -107,7 +106,7 @@ class SplitWindow:
         key = slot, piece.number
         bitmap = None if self._bitmap is None else self._bitmap[self._bits[key]]
         residual = self._residuals[slot][piece.start : piece.stop]
-        return Parts(residual, bitmap, self._fingerprints[key], self._count)
+        return Parts(residual, bitmap, self._fingerprints[key])
 
 
 class SplitMasters:

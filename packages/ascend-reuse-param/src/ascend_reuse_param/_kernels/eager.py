@@ -42,7 +42,6 @@ class _Temporaries:
         wide: int64 [blocks, 128].
         found: int64 [blocks], fingerprints.
         same: int32 [blocks], 1 where a fingerprint is right.
-        total: int64 [1].
     """
 
     def __init__(self, numel: int, scratch: Arena) -> None:
@@ -59,7 +58,6 @@ class _Temporaries:
         self.wide = scratch.take(blocks * 2 * SIDE, torch.int64).view(blocks, 2 * SIDE)
         self.found = scratch.take(blocks, torch.int64)
         self.same = scratch.take(blocks, torch.int32)
-        self.total = scratch.take(1, torch.int64)
 
     @staticmethod
     def nbytes(numel: int) -> int:
@@ -67,7 +65,7 @@ class _Temporaries:
         blocks = blocks_of(numel)
         padded = blocks * BLOCK
         sums = aligned(blocks * 2 * SIDE * 4) + aligned(blocks * 2 * SIDE * 8)
-        small = 2 * aligned(blocks * 8) + aligned(8)
+        small = 2 * aligned(blocks * 8)
         return 5 * aligned(padded * 4) + 2 * aligned(padded) + sums + small
 
 
@@ -157,7 +155,7 @@ class EagerCodec:
             up.add_(tie)
             torch.gt(tie, nan, out=tie)
             exception.add_(tie)
-            self._pack(temporaries, numel, parts.bitmap, parts.count)
+            self._pack(temporaries, numel, parts.bitmap)
         torch.gt(up, nan, out=up)
         torch.bitwise_right_shift(bits, 16, out=high)
         high.add_(up)  # within 16 bits: what would go beyond is a NaN
@@ -218,18 +216,12 @@ class EagerCodec:
         """Set `same` from `found`."""
         torch.eq(temporaries.found, expected, out=temporaries.same)
 
-    def _pack(
-        self, temporaries: _Temporaries, numel: int, bitmap: torch.Tensor, count: torch.Tensor
-    ) -> None:
-        """Write the exceptions as a bitmap, and add their number."""
-        words, total = temporaries.words, temporaries.total
+    def _pack(self, temporaries: _Temporaries, numel: int, bitmap: torch.Tensor) -> None:
+        """Write the exceptions as a bitmap."""
+        words = temporaries.words
         temporaries.bytes[:numel].copy_(temporaries.exception[:numel])
         temporaries.bytes[numel:].zero_()
         eights = temporaries.bytes.view(torch.int64)
-        torch.mul(eights, COPIES, out=words)
-        words.bitwise_right_shift_(56)  # how many of the 8
-        torch.sum(words, 0, keepdim=True, out=total)
-        count.add_(total.view(()))
         torch.mul(eights, GATHER, out=words)
         words.bitwise_right_shift_(56).bitwise_and_(0xFF)  # the shift is an arithmetic one
         bitmap.copy_(words[: bitmap.numel()])

@@ -27,7 +27,6 @@ class Split(ctypes.Structure):
         ("residual", ctypes.c_void_p),
         ("bitmap", ctypes.c_void_p),
         ("fingerprints", ctypes.c_void_p),
-        ("count", ctypes.c_void_p),
         ("weighted", ctypes.c_void_p),
         ("plain", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
@@ -52,7 +51,7 @@ class Library:
 
     def describe(self, weight: torch.Tensor, parts: Parts) -> Split:
         """Say where a weight and its parts are, and how many threads torch would use."""
-        tensors = (weight, parts.residual, parts.bitmap, parts.fingerprints, parts.count)
+        tensors = (weight, parts.residual, parts.bitmap, parts.fingerprints)
         for tensor in tensors:
             assert tensor is None or (tensor.is_cpu and tensor.is_contiguous())
         return Split(

@@ -137,7 +137,7 @@ class NativeAdamW:
 
         Args:
             weight: BF16 [n].
-            parts: Its parts; `count` gets the number of exceptions of the new master on top.
+            parts: Its parts.
             gradient: BF16 or FP32 [n].
             moments: Of n elements.
             step: The number of this step; the first is 1.

@@ -30,7 +30,6 @@ typedef struct {
     uint16_t *residual;
     uint8_t *bitmap;
     uint64_t *fingerprints;
-    int64_t *count;
     Tables tables;
     int32_t threads;
 } Split;
@@ -171,11 +170,10 @@ INLINE void block_join(
     }
 }
 
-/* Split `numel` elements to `at`, and return the number of exceptions. */
-INLINE int64_t block_split(
+/* Split `numel` elements to `at`. */
+INLINE void block_split(
     const Split *s, const uint32_t *bits, int64_t at, int64_t numel, int to_even
 ) {
-    int64_t count = 0;
     for (int64_t row = 0; row < numel; row += SIDE) {
         int64_t size = smaller(numel - row, SIDE), from = at + row;
         uint32_t padded[SIDE] = {0};
@@ -189,7 +187,6 @@ INLINE int64_t block_split(
         if (!full)
             source = memcpy(padded, source, size * sizeof *source);
         uint64_t word = row_split(source, weight, residual, to_even);
-        count += __builtin_popcountll(word);
         if (to_even)
             write_word(s->bitmap, from, size, word);
         if (!full) {
@@ -197,7 +194,6 @@ INLINE int64_t block_split(
             memcpy(s->residual + from, residual, size * sizeof *residual);
         }
     }
-    return count;
 }
 
 static uint64_t block_fingerprint(const Split *s, int64_t at, int64_t numel) {
@@ -352,12 +348,11 @@ INLINE void prefetch_strip(const Step *p, int64_t at) {
     }
 }
 
-INLINE int64_t block_adamw(
+INLINE void block_adamw(
     const Split *s, const Step *step, int64_t at, int64_t numel, int to_even, int fused
 ) {
     const Step own = *step, *p = &own; /* what is stored cannot change a copy: it is read once */
     int same = block_fingerprint(s, at, numel) == s->fingerprints[at / BLOCK];
-    int64_t count = 0;
     for (int64_t strip = 0; strip < numel; strip += STRIP) {
         int64_t from = at + strip, size = smaller(numel - strip, STRIP);
         Strip weights, gradients;
@@ -367,10 +362,9 @@ INLINE int64_t block_adamw(
         strip_decay(p, size, &weights, &gradients, fused);
         strip_averages(p, from, size, &gradients, fused);
         strip_step(p, from, size, &weights, fused);
-        count += block_split(s, weights.bits, from, size, to_even);
+        block_split(s, weights.bits, from, size, to_even);
     }
     s->fingerprints[at / BLOCK] = block_fingerprint(s, at, numel);
-    return count;
 }
 
 /* What Python calls */
@@ -378,18 +372,16 @@ INLINE int64_t block_adamw(
 #define FOR_BLOCKS(s, at) for (int64_t at = 0; at < (s)->numel; at += BLOCK)
 
 INLINE void split_all(const Split *s, const uint32_t *master, int to_even) {
-    int64_t count = 0;
-#pragma omp parallel for schedule(static) num_threads(s->threads) reduction(+ : count)
+#pragma omp parallel for schedule(static) num_threads(s->threads)
     FOR_BLOCKS(s, at) {
         int64_t numel = smaller(s->numel - at, BLOCK);
         for (int64_t row = 0; row < numel; row += SIDE) {
             PREFETCH(master + at + row, AHEAD, 4, 0);
             int64_t size = smaller(numel - row, SIDE);
-            count += block_split(s, master + at + row, at + row, size, to_even);
+            block_split(s, master + at + row, at + row, size, to_even);
         }
         s->fingerprints[at / BLOCK] = block_fingerprint(s, at, numel);
     }
-    *s->count += count;
 }
 
 INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
@@ -406,12 +398,10 @@ INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
 }
 
 INLINE void adamw_all(const Split *s, const Step *p, int to_even, int fused) {
-    int64_t count = 0;
-#pragma omp parallel for schedule(static) num_threads(s->threads) reduction(+ : count)
+#pragma omp parallel for schedule(static) num_threads(s->threads)
     FOR_BLOCKS(s, at) {
-        count += block_adamw(s, p, at, smaller(s->numel - at, BLOCK), to_even, fused);
+        block_adamw(s, p, at, smaller(s->numel - at, BLOCK), to_even, fused);
     }
-    *s->count += count;
 }
 
 void ascend_split(const Split *s, const uint32_t *master) {
