@@ -18,10 +18,10 @@ CPU = torch.device("cpu")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounding", ["nearest-even", "half-away"])
 def test_the_compiled_codec_equals_the_eager_one(rounding: Rounding) -> None:
-    eager, compiled = EagerCodec(CPU, rounding), CompiledCodec(CPU, rounding)
+    eager, compiled = EagerCodec(CPU, rounding), CompiledCodec(CPU, rounding, chunk=16 * BLOCK)
     lows = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
     every = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).unsqueeze(1) | lows
-    for numel in (every.numel(), 0, 7, BLOCK + 1):
+    for numel in (every.numel(), 0, 7, BLOCK + 1, 2 * BLOCK, 33 * BLOCK + 7):
         master = every.view(-1)[-numel:].view(torch.float32) if numel else torch.empty(0)
         scratch = Arena(max(codec.scratch_bytes(numel) for codec in (eager, compiled)), CPU)
         weights = [torch.empty(numel, dtype=torch.bfloat16) for _ in range(2)]

@@ -1,7 +1,8 @@
 """The codec as `torch.compile` makes it: the same integers in a few fused loops.
 
-Exceptions are a byte each between two loops, and eight of them a word in the next: a loop that
-packs bits as it goes is not vectorized, and takes ten times as long.
+[Note: 32 bits alone] A loop that loads or stores an integer of 16 bits, or stores one of 8, is not
+vectorized on a CPU and takes up to ten times as long. So the loops work on integers of 32, a chunk
+at a time, and torch's copies narrow and widen them while they are in a cache.
 
 [Note: whole blocks alone] What is compiled is compiled again for each new relation between sizes
 (one element, a multiple of 8, a multiple of a block), and given up after a few. So it gets whole
@@ -9,6 +10,8 @@ blocks, two at least, which all have the same relations; the rest goes to torch'
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 
@@ -19,19 +22,50 @@ from ascend_reuse_param._kernels.eager import COPIES, DIAGONAL, GATHER, EagerCod
 
 __all__ = ["CompiledCodec"]
 
+_CHUNK = 1 << 20  # elements: calling what is compiled takes as long as some 10 000 of them
+
+
+class _Temporaries:
+    """What a chunk of whole blocks needs, cut from an arena.
+
+    Attributes:
+        high: int32 [n], the weight's bits.
+        low: int32 [n], the residual.
+        marks: int32 [n], 1 for an exception.
+        bytes: uint8 [n], the same.
+        same: int32 [n / BLOCK, 1], 1 where a fingerprint is right.
+    """
+
+    def __init__(self, numel: int, scratch: Arena) -> None:
+        self.high, self.low, self.marks = (scratch.take(numel, torch.int32) for _ in range(3))
+        self.bytes = scratch.take(numel, torch.uint8)
+        self.same = scratch.take(numel // BLOCK, torch.int32).unsqueeze(1)
+
+    @staticmethod
+    def nbytes(numel: int) -> int:
+        """What an instance for so many elements cuts."""
+        return 3 * aligned(numel * 4) + aligned(numel) + aligned(numel // BLOCK * 4)
+
 
 class CompiledCodec:
     """Splits and joins in loops that `torch.compile` generates at the first call.
 
-    What is generated may allocate too, up to 4 bytes per 64 elements.
-
     Args:
         device: Where the tensors are.
         rounding: See `_bits`.
+        chunk: How many elements to work on at a time, a multiple of `BLOCK`.
     """
 
-    def __init__(self, device: torch.device, rounding: Rounding = "nearest-even") -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        rounding: Rounding = "nearest-even",
+        *,
+        chunk: int = _CHUNK,
+    ) -> None:
         self.rounding: Rounding = rounding
+        assert chunk % BLOCK == 0 and chunk > BLOCK
+        self._chunk = chunk
         self._weighted = torch.tensor(WEIGHTED, dtype=torch.int64, device=device)
         self._plain = torch.tensor(PLAIN, dtype=torch.int64, device=device)
         loops = (_split, _pack, _fingerprint, _unpack, _same, _join)
@@ -41,18 +75,21 @@ class CompiledCodec:
 
     def scratch_bytes(self, numel: int) -> int:
         """How much of an arena `split` or `join` takes; all of it is given back."""
-        whole = _whole(numel)
-        compiled = aligned(whole) + aligned(whole // BLOCK * 4)
-        return max(compiled, self._eager.scratch_bytes(numel - whole))
+        largest = max((stop - start for start, stop in _chunks(numel, self._chunk)), default=0)
+        compiled = _Temporaries.nbytes(largest)
+        return max(compiled, self._eager.scratch_bytes(numel - _whole(numel)))
 
     def split(
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
         """See `Codec.split`."""
-        whole = _whole(master.numel())
-        if whole:
+        for start, stop in _chunks(master.numel(), self._chunk):
             with scratch.passing():
-                self._split_blocks(master[:whole], weight[:whole], parts.cut(0, whole), scratch)
+                chunk = _Temporaries(stop - start, scratch)
+                self._split_chunk(
+                    master[start:stop], weight[start:stop], parts.cut(start, stop), chunk
+                )
+        whole = _whole(master.numel())
         rest = parts.cut(whole, master.numel())
         self._eager.split(master[whole:], weight[whole:], rest, scratch)
 
@@ -60,38 +97,42 @@ class CompiledCodec:
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         """See `Codec.join`."""
-        whole = _whole(master.numel())
-        if whole:
+        for start, stop in _chunks(master.numel(), self._chunk):
             with scratch.passing():
-                self._join_blocks(weight[:whole], parts.cut(0, whole), master[:whole], scratch)
+                chunk = _Temporaries(stop - start, scratch)
+                self._join_chunk(
+                    weight[start:stop], parts.cut(start, stop), master[start:stop], chunk
+                )
+        whole = _whole(master.numel())
         rest = parts.cut(whole, master.numel())
         self._eager.join(weight[whole:], rest, master[whole:], scratch)
 
-    def _split_blocks(
-        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
+    def _split_chunk(
+        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, chunk: _Temporaries
     ) -> None:
-        bits, halves = master.view(torch.int32), weight.view(torch.int16)
-        if parts.bitmap is None:
-            self._split(bits, halves, parts.residual, None)
-        else:
-            marks = scratch.take(master.numel(), torch.uint8)
-            self._split(bits, halves, parts.residual, marks)
-            self._pack(marks.view(torch.int64), parts.bitmap)
-        self._fingerprint(halves, self._weighted, self._plain, parts.fingerprints)
+        bits = master.view(torch.int32)
+        self._split(bits, chunk.high, None if parts.bitmap is None else chunk.marks)
+        weight.view(torch.int16).copy_(chunk.high)
+        parts.residual.copy_(bits)  # keeps the low half, on the devices that this is for
+        if parts.bitmap is not None:
+            chunk.bytes.copy_(chunk.marks)
+            self._pack(chunk.bytes.view(torch.int64), parts.bitmap)
+        self._fingerprint(chunk.high, self._weighted, self._plain, parts.fingerprints)
 
-    def _join_blocks(
-        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
+    def _join_chunk(
+        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, chunk: _Temporaries
     ) -> None:
-        bits, halves = master.view(torch.int32), weight.view(torch.int16)
-        same = scratch.take(master.numel() // BLOCK, torch.int32)
-        self._same(halves, self._weighted, self._plain, parts.fingerprints, same)
+        chunk.high.copy_(weight.view(torch.int16))
+        chunk.low.copy_(parts.residual)
+        expected = parts.fingerprints.unsqueeze(1)
+        self._same(chunk.high, self._weighted, self._plain, expected, chunk.same)
         marks = None
         if parts.bitmap is not None:
-            marks = scratch.take(master.numel(), torch.uint8)
-            self._unpack(parts.bitmap, marks.view(torch.int64))
-            marks = marks.view(-1, BLOCK)
-        high, low, out = (t.view(-1, BLOCK) for t in (halves, parts.residual, bits))
-        self._join(high, low, marks, same, out)
+            self._unpack(parts.bitmap, chunk.bytes.view(torch.int64))
+            marks = chunk.marks.copy_(chunk.bytes).view(-1, BLOCK)
+        bits = master.view(torch.int32)
+        high, low, out = (tensor.view(-1, BLOCK) for tensor in (chunk.high, chunk.low, bits))
+        self._join(high, low, marks, chunk.same, out)
 
 
 def _whole(numel: int) -> int:
@@ -99,19 +140,25 @@ def _whole(numel: int) -> int:
     return numel // BLOCK * BLOCK if numel >= 2 * BLOCK else 0
 
 
-def _split(
-    bits: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, marks: torch.Tensor | None
-) -> None:
-    magnitude, low, high = bits & 0x7FFFFFFF, bits & 0xFFFF, bits >> 16
+def _chunks(numel: int, size: int) -> list[tuple[int, int]]:
+    """Where the chunks begin and end. None is of one block: that would be compiled for itself."""
+    whole = _whole(numel)
+    starts = [*range(0, whole, size), whole]
+    if len(starts) > 2 and whole - starts[-2] == BLOCK:
+        starts[-2] -= BLOCK
+    return list(pairwise(starts))
+
+
+def _split(bits: torch.Tensor, high: torch.Tensor, marks: torch.Tensor | None) -> None:
+    magnitude, low, top = bits & 0x7FFFFFFF, bits & 0xFFFF, bits >> 16
     nan = magnitude > 0x7F800000
     if marks is None:
         up = low >= 0x8000
     else:
         tie = ((bits & 0x1FFFF) == 0x18000) & ~nan
         up = (low > 0x8000) | tie
-        marks.copy_((tie | (nan & (magnitude < 0x7FC00000))).to(torch.uint8))
-    weight.copy_(torch.where(nan, high | 0x40, high + up.to(torch.int32)).to(torch.int16))
-    residual.copy_(bits.to(torch.int16))
+        marks.copy_((tie | (nan & (magnitude < 0x7FC00000))).to(torch.int32))
+    high.copy_(torch.where(nan, top | 0x40, top + up.to(torch.int32)))
 
 
 def _pack(eights: torch.Tensor, bitmap: torch.Tensor) -> None:
@@ -123,46 +170,43 @@ def _unpack(bitmap: torch.Tensor, eights: torch.Tensor) -> None:
 
 
 def _fingerprint(
-    weight: torch.Tensor, weighted: torch.Tensor, plain: torch.Tensor, out: torch.Tensor
+    high: torch.Tensor, weighted: torch.Tensor, plain: torch.Tensor, out: torch.Tensor
 ) -> None:
-    out.copy_(_fingerprints(weight, weighted, plain))
+    out.copy_(_fingerprints(high, weighted, plain))
 
 
 def _same(
-    weight: torch.Tensor,
+    high: torch.Tensor,
     weighted: torch.Tensor,
     plain: torch.Tensor,
     expected: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    out.copy_(_fingerprints(weight, weighted, plain) == expected)
+    out.copy_((_fingerprints(high, weighted, plain).unsqueeze(1) == expected).to(torch.int32))
 
 
-def _fingerprints(
-    weight: torch.Tensor, weighted: torch.Tensor, plain: torch.Tensor
-) -> torch.Tensor:
-    blocks = weight.view(-1, SIDE, SIDE).to(torch.int32)
-    rows = torch.arange(SIDE, 0, -1, dtype=torch.int32, device=weight.device).unsqueeze(1)
+def _fingerprints(high: torch.Tensor, weighted: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    blocks = high.view(-1, SIDE, SIDE)
+    rows = torch.arange(SIDE, 0, -1, dtype=torch.int32, device=high.device).unsqueeze(1)
     sums = blocks.sum(1, dtype=torch.int32).to(torch.int64)
     of_rows = (blocks * rows).sum(1, dtype=torch.int32).to(torch.int64)
     return (of_rows * weighted + sums * plain).sum(1)
 
 
 def _join(
-    weight: torch.Tensor,
+    high: torch.Tensor,
     residual: torch.Tensor,
     marks: torch.Tensor | None,
     same: torch.Tensor,
     bits: torch.Tensor,
 ) -> None:
-    high = weight.to(torch.int32)
-    low = residual.to(torch.int32) * same.unsqueeze(1)
+    low = residual * same
     nan = (high & 0x7FFF) > 0x7F80
     more = nan & (low < 0)
     if marks is None:
         bits.copy_(((high + more.to(torch.int32)) << 16) + low)
         return
-    exception = marks.to(torch.int32) * same.unsqueeze(1) != 0
+    exception = marks * same != 0
     more = more | ((low == -0x8000) & ~exception)
     signalling = (nan & exception).to(torch.int32) << 22
     bits.copy_(((high + more.to(torch.int32)) << 16) + low - signalling)
