@@ -63,7 +63,8 @@ def is_wide(value: Tensor) -> bool:
 
 
 def linear(values: Values, a: Tensor, _: Tensor) -> Tensor:
-    return F.linear(a, values.down) if is_wide(a) else F.linear(a, values.up)
+    # (Of two dtypes it is an error; a simulated NPU finds that late, and is stopped by it.)
+    return F.linear(a, (values.down if is_wide(a) else values.up).to(a.dtype))
 
 
 def matmul(values: Values, a: Tensor, _: Tensor) -> Tensor:
