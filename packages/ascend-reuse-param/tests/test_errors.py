@@ -18,7 +18,7 @@ from ascend_core import (
     OptimizerFailedError,
     UnavailableError,
 )
-from ascend_core.testing import bitwise_equal
+from ascend_core.testing import bitwise_equal, parametrize_devices
 from ascend_reuse_param import ReuseParamConfig, reuse_param
 
 
@@ -198,9 +198,13 @@ def test_a_closure_and_a_step_without_gradients(run: Any) -> None:
     assert all(map(bitwise_equal, trained.masters(), plain.masters()))
 
 
-def test_kernels_of_another_device_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kernels is 'triton', and the parameters are on cpu"):
-        reuse_param(optim.AdamW([weight(3)]), ReuseParamConfig(kernels="triton"))
+@parametrize_devices()
+def test_kernels_of_another_device_are_refused(device: torch.device) -> None:
+    if device.type == "cpu":
+        device = torch.device("meta")
+    given = nn.Parameter(torch.ones(3, dtype=torch.bfloat16, device=device))
+    with pytest.raises(ConfigError, match="kernels is 'native', and the parameters are on"):
+        reuse_param(optim.AdamW([given]), ReuseParamConfig(kernels="native"))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")

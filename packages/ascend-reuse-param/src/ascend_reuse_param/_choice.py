@@ -20,7 +20,7 @@ from ascend_reuse_param._masters import SplitMasters
 
 __all__ = ["chosen_codec", "chosen_kernel"]
 
-_DEVICES = {"native": ("cpu",), "triton": ("cuda",), "compiled": ("cpu", "cuda")}
+_DEVICES = {"native": ("cpu",), "compiled": ("cpu", "cuda")}
 
 
 def chosen_codec(kernels: str, rounding: Rounding, device: torch.device) -> Codec:
