@@ -70,3 +70,27 @@ def test_a_library_that_is_spoilt_is_named(source: Path, environment: dict[str, 
     native.compiled(source, environment=environment).write_bytes(b"no library")
     with pytest.raises(UnavailableError, match="cannot be loaded"):
         native.load(source, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("#!/no/such/interpreter\n", "cannot be started"),
+        ("not a program", "cannot be started"),
+        ("#!/bin/sh\nprintf '\\377 no'; exit 1\n", "does not compile"),
+        ("#!/bin/sh\nexit 3\n", "ended with 3 and said:\nnothing"),
+    ],
+)
+def test_a_compiler_that_does_not_work_is_named(
+    script: str, message: str, source: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    with pytest.raises(UnavailableError, match=message):
+        native.load(source, environment={**environment, "CC": str(compiler)})
+
+
+def test_a_command_that_is_none_is_named(source: Path, environment: dict[str, str]) -> None:
+    with pytest.raises(UnavailableError, match="which is no command"):
+        native.load(source, environment={**environment, "CC": 'gcc "'})

@@ -108,6 +108,23 @@ def test_twenty_steps_with_a_parameter_of_a_million_elements(form: str) -> None:
         assert all(map(bitwise_equal, plain, ours)), times
 
 
+def test_lazily_negated_gradients_are_what_they_stand_for() -> None:
+    plain, ours = parameters([(40, 50)]), parameters([(40, 50)])
+    left, right = optim.AdamW(plain), windowed(optim.AdamW(ours))
+    for parameter, optimizer in ((plain[0], left), (ours[0], right)):
+        torch.manual_seed(2)
+        parameter.grad = torch._neg_view(torch.randn(40, 50))
+        optimizer.step()
+    assert bitwise_equal(plain[0], ours[0])
+
+
+def test_lazily_negated_parameters_are_refused() -> None:
+    parameter = nn.Parameter(torch._neg_view(torch.ones(3)))
+    parameter.grad = torch.ones(3)
+    with pytest.raises(ConfigError, match="cannot be stepped in windows"):
+        windowed(optim.AdamW([parameter]))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
 def test_other_dtypes_are_stepped_as_they_are(dtype: torch.dtype) -> None:
     plain, ours = parameters(SIZES, dtype), parameters(SIZES, dtype)

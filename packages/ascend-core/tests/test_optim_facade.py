@@ -676,3 +676,18 @@ def test_between_steps_nothing_but_weights_and_state_is_held() -> None:
         gc.collect()
     assert memory.held_bytes == (2 + 3 * 4) * numel + 4
     assert optimizer.report()["device_state_bytes"] == 12 * numel
+
+
+def test_an_adamw_that_loads_an_adam_stays_decoupled() -> None:
+    ends = []
+    for wrap in (lambda optimizer: optimizer, windowed):
+        adam_weights, weights = parameters(50), parameters(50)
+        adam: Any = optim.Adam(adam_weights, weight_decay=0.1)
+        adamw: Any = wrap(optim.AdamW(weights, weight_decay=0.1))
+        for params, optimizer in ((adam_weights, adam), (weights, adamw)):
+            params[0].grad = torch.ones(50)
+            optimizer.step()
+        adamw.load_state_dict(adam.state_dict())
+        adamw.step()
+        ends.append(weights[0])
+    assert bitwise_equal(*ends)

@@ -115,6 +115,41 @@ def test_it_cannot_be_copied() -> None:
 AROUND = ("_record_function_enter_new", "_record_function_exit")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(dtype: torch.dtype, run: Any) -> None:
+    plain = run("beside").train(3)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        ours = run("reuse")
+        assert ours.optimizer._home.kernel is not None
+    finally:
+        torch.set_default_dtype(before)
+    assert ours.train(3).same_as(plain)
+
+
+@parametrize_devices()
+def test_the_default_device_changes_nothing(device: torch.device) -> None:
+    given = nn.Parameter(torch.ones(5000, dtype=torch.bfloat16, device=device))
+    given.grad = torch.ones_like(given)
+    with torch.device("meta" if device.type == "cpu" else device):
+        optimizer = reuse_param(optim.AdamW([given], lr=0.1))
+        optimizer.step()
+        master = optimizer.state[given]["master_param"]
+    assert master.device.type == "cpu"
+    assert torch.allclose(master, torch.tensor(0.9 - 0.1 * 0.01), atol=1e-6)  # it moved by lr
+
+
+def test_a_large_parameter_that_comes_late_has_large_windows() -> None:
+    bias, matrix = weight(64), weight(1 << 17)
+    optimizer = reuse_param(optim.AdamW([bias, matrix]))
+    bias.grad = torch.ones_like(bias)
+    optimizer.step()
+    matrix.grad = torch.ones_like(matrix)
+    optimizer.step()
+    assert optimizer.report()["windows"] == 1 + 16
+
+
 class RaisingAt(TorchDispatchMode):
     """Raises before the n-th operator."""
 

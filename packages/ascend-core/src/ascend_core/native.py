@@ -89,14 +89,29 @@ def compiled(source: Path, *, environment: Mapping[str, str] = os.environ) -> Pa
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder in which libraries are kept."""
-    home = environment.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "ascend-suite" / "native"
+    folder = environment.get("XDG_CACHE_HOME")
+    try:
+        cache = Path(folder) if folder else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise UnavailableError(
+            "there is no folder to compile native code into.",
+            why=str(error),
+            instead="set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
+    return cache / "ascend-suite" / "native"
 
 
 def _compiler(environment: Mapping[str, str]) -> list[str]:
     """The words that start a C compiler."""
     search = environment.get("PATH")
-    wanted = shlex.split(environment.get("CC", ""))
+    try:
+        wanted = shlex.split(environment.get("CC", ""))
+    except ValueError as error:
+        raise UnavailableError(
+            f"CC is {environment['CC']!r}, which is no command.",
+            why=str(error),
+            instead="name a C compiler in it, or unset it.",
+        ) from error
     for words in [wanted] if wanted else [[name] for name in _COMPILERS]:
         if found := shutil.which(words[0], path=search):
             return [found, *words[1:]]
@@ -109,7 +124,14 @@ def _compiler(environment: Mapping[str, str]) -> list[str]:
 
 
 def _key(source: Path, compiler: Sequence[str]) -> str:
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    try:
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    except OSError as error:
+        raise UnavailableError(
+            f"the C compiler {shlex.join(compiler)} cannot be started.",
+            why=str(error),
+            instead="name another one in CC; what needs none goes on without.",
+        ) from error
     parts = [source.read_bytes(), repr((_FLAGS, _WISHES, compiler)).encode(), version, _processor()]
     digest = hashlib.sha256()
     for part in parts:
@@ -141,6 +163,7 @@ def _compile(source: Path, compiler: Sequence[str], library: Path) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                errors="replace",
                 check=False,
             )
             if done.returncode == 0:
@@ -151,6 +174,6 @@ def _compile(source: Path, compiler: Sequence[str], library: Path) -> None:
     said = "\n".join(done.stdout.splitlines()[:_LONGEST_OUTPUT])
     raise UnavailableError(
         f"{source.name} does not compile.",
-        why=f"{shlex.join(compiler)} said:\n{said}",
+        why=f"{shlex.join(compiler)} ended with {done.returncode} and said:\n{said or 'nothing'}",
         instead="name another compiler in CC; what needs none goes on without.",
     )

@@ -36,7 +36,8 @@ class Exceptions:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self._nbytes = nbytes
         self._device = device
-        self._number = torch.empty((), dtype=torch.int64, pin_memory=device.type != "cpu")
+        pinned = device.type != "cpu"
+        self._number = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=pinned)
         self._arrival = backend_of(device).new_event()
         self._is_counted = False  # whether a number arrives, or has, that nobody looked at
         self._listed: _Listed | None = None

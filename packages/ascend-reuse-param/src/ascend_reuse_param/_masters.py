@@ -95,6 +95,11 @@ class SplitWindow:
         finally:
             self.drop()
 
+    def tidy(self) -> None:
+        """Let a list take the bitmap's place, if that can be decided by now."""
+        if self.exceptions is not None:
+            self.exceptions.tidy()
+
     def drop(self) -> None:
         """Forget what was prepared and not closed."""
         self._bitmap = None
@@ -192,8 +197,8 @@ class SplitMasters:
     def read(self, slot: Slot) -> torch.Tensor:
         """Join the whole master on the host, slice by slice. What is returned is a copy."""
         flat = slot.flat()
-        whole = torch.empty(flat.numel(), dtype=torch.float32)
-        scratch = self._scratch(slot)
+        whole = torch.empty(flat.numel(), dtype=torch.float32, device="cpu")
+        scratch = self._scratch(slot, torch.float32)
         for piece, split in self._slices(slot):
             with split.opened(), scratch.passing():
                 master = scratch.take(piece.numel, torch.float32)
@@ -205,7 +210,7 @@ class SplitMasters:
     def load(self, slot: Slot, master: torch.Tensor | None) -> None:
         """Split a whole master slice by slice. The weight itself is left as it is."""
         flat = slot.flat() if master is None else _flattened(master, slot)
-        scratch = self._scratch(slot)
+        scratch = self._scratch(slot, torch.float32, torch.bfloat16)
         for piece, split in self._slices(slot):
             with split.opened(), scratch.passing():
                 wide = scratch.take(piece.numel, torch.float32)
@@ -213,13 +218,13 @@ class SplitMasters:
                 wide.copy_(flat[piece.start : piece.stop])
                 self._codec.split(wide, weight, split.parts(slot, piece), scratch)
                 split.close()
-        self.tidy()
+        for _, split in self._slices(slot):
+            split.tidy()
 
     def tidy(self) -> None:
         """Let lists take the place of bitmaps where that can be decided by now."""
         for split in self._windows.values():
-            if split.exceptions is not None:
-                split.exceptions.tidy()
+            split.tidy()
 
     def report(self) -> dict[str, int]:
         """Bytes on the device beside weights and moments, and how exceptions are kept."""
@@ -236,10 +241,10 @@ class SplitMasters:
     def _slices(self, slot: Slot) -> list[tuple[Slice, SplitWindow]]:
         return [self._places[slot, number] for number in range(slot.slices)]
 
-    def _scratch(self, slot: Slot) -> Arena:
-        """Memory for a slice's master, its weight, and what the codec needs."""
+    def _scratch(self, slot: Slot, *dtypes: torch.dtype) -> Arena:
+        """Memory for a slice in each of these dtypes, and for what the codec needs."""
         numel = max(piece.numel for piece, _ in self._slices(slot))
-        kept = aligned(4 * numel) + aligned(2 * numel)
+        kept = sum(aligned(dtype.itemsize * numel) for dtype in dtypes)
         return Arena(kept + self._codec.scratch_bytes(numel), slot.parameter.device)
 
 

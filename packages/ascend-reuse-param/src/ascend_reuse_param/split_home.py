@@ -92,10 +92,13 @@ class SplitHome(Resident):
 class _SplitWalk(ResidentWalk):
     def __init__(self, home: SplitHome, windows: Sequence[CohortWindow]) -> None:
         super().__init__(home, windows)
-        self._masters = home.split
         self._splits = [home.split.window(window) for window in windows]
-        for split in self._splits:
-            split.prepare()
+        try:
+            for split in self._splits:
+                split.prepare()
+        except BaseException:
+            self.close()
+            raise
 
     def enter(self, window: int) -> list[Held]:
         self._splits[window].open()
@@ -103,11 +106,12 @@ class _SplitWalk(ResidentWalk):
 
     def leave(self, window: int, held: list[Held]) -> None:
         self._splits[window].close()
-        self._masters.tidy()
+        self._splits[window].tidy()
 
     def close(self) -> None:
         for split in self._splits:
             split.drop()
+            split.tidy()
 
 
 def _check(slot: Slot, device: torch.device) -> None:

@@ -208,7 +208,7 @@ def _with_own_storage(memory: torch.Tensor) -> torch.Tensor:
     """The same bytes, as the whole of a storage."""
     begin = memory.storage_offset()
     storage: Any = memory.untyped_storage()[begin : begin + memory.numel()]
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 @dataclasses.dataclass

@@ -170,7 +170,7 @@ class WindowedOptimizer(optim.Optimizer):
         self._follow()
         found = [s for s in self._roster.slots if self._gradients.has(s)]
         if not found:
-            return torch.tensor(0.0)
+            return torch.tensor(0.0, device="cpu")
         return self._gradients.clip(found, max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -235,6 +235,9 @@ class WindowedOptimizer(optim.Optimizer):
         check_form(loaded)
         groups = deepcopy(loaded["param_groups"])
         check_options(groups, self.defaults)
+        if isinstance(self, optim.AdamW):
+            for group in groups:  # as its __setstate__ has it: a checkpoint may be Adam's
+                group["decoupled_weight_decay"] = True
         self._load(Loading(groups, loaded["state"], self.param_groups))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -419,7 +422,13 @@ def windowed(
 
 def _own_attributes(optimizer: optim.Optimizer) -> dict[str, Any]:
     """What a subclass gave its instance, and its step may read."""
-    torchs = {*vars(optim.SGD([torch.empty(0)])), "step", "_opt_called", "grad_scale", "found_inf"}
+    torchs = {
+        *vars(optim.SGD([torch.empty(0, device="cpu")])),
+        "step",
+        "_opt_called",
+        "grad_scale",
+        "found_inf",
+    }
     return {name: value for name, value in vars(optimizer).items() if name not in torchs}
 
 
@@ -436,7 +445,7 @@ def _moving_in(optimizer: optim.Optimizer) -> Loading:
 
 def _make_sums_anew(group: Mapping[str, Any], state: dict[int, Any]) -> None:
     """Give sums that Adagrad made before the first step the digits that a BF16 one rounds away."""
-    first = torch.tensor(float(group["initial_accumulator_value"]))
+    first = torch.tensor(float(group["initial_accumulator_value"]), device="cpu")
     for parameter in group["params"]:
         kept = state.get(id(parameter))
         if kept and kept["step"] == 0:

@@ -162,7 +162,7 @@ def flattened(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
             instead="use sparse=False in its embedding, or another optimizer for it.",
         )
     layout = read(grad)
-    if not layout.is_dense or not _lies_like(layout, slot.layout):
+    if not layout.is_dense or layout.negative or not _lies_like(layout, slot.layout):
         form = torch.empty_strided(
             slot.layout.size, slot.layout.stride, dtype=grad.dtype, device=grad.device
         )

@@ -146,6 +146,12 @@ def checked_layout(parameter: torch.Tensor, name: str) -> Layout:
             instead=instead,
         )
     layout = Layout.of(parameter)
+    if layout.negative:
+        raise ConfigError(
+            f"{name} cannot be stepped in windows.",
+            why="its memory holds the negative of its values.",
+            instead="make the parameter from parameter.resolve_neg().",
+        )
     if not layout.is_dense and parameter.numel():
         raise ConfigError(
             f"{name} cannot be stepped in windows.",

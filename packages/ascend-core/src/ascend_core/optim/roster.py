@@ -59,7 +59,7 @@ class Roster:
         self._home = home
         self._size = size
         self._master_weights = master_weights
-        self._elements: int | None = None
+        self._elements = GRID
         self._slots: dict[Place, Slot] = {}
         self._away: set[Slot] = set()  # with state, and in no group now
         self._cohorts: list[Cohort] = []
@@ -177,8 +177,8 @@ class Roster:
         return Slot(parameter, group, name, self._rule(group), master=master)
 
     def _admitted(self, slots: list[Slot]) -> Cohort:
-        if self._elements is None:
-            self._elements = self._size.elements(slots)
+        # Never smaller than before: what comes late may be most of the model.
+        self._elements = max(self._elements, self._size.elements(slots))
         cohort = Cohort(slots, cut_windows([s.parameter.numel() for s in slots], self._elements))
         self._home.admit(cohort)
         return cohort

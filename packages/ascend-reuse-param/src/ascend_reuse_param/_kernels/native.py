@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ascend_core import native
+from ascend_core.errors import UnavailableError
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import Parts, Rounding
 from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
@@ -43,7 +45,7 @@ class Library:
     def __init__(self) -> None:
         self.functions = native.load(_SOURCE)
         for name in ("ascend_split", "ascend_join"):
-            function = getattr(self.functions, name)
+            function = _named(self.functions, name)
             function.argtypes = (ctypes.POINTER(Split), ctypes.c_void_p)
             function.restype = None
         self._weighted = _Words(*WEIGHTED)
@@ -61,6 +63,17 @@ class Library:
             ctypes.addressof(self._plain),
             torch.get_num_threads(),
         )
+
+
+def _named(library: ctypes.CDLL, name: str) -> Any:
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise UnavailableError(
+            f"the library that was compiled from {_SOURCE.name} has no {name}.",
+            why="the compiler ended well and left something else.",
+            instead="remove it from the cache, or name another compiler in CC.",
+        ) from error
 
 
 class NativeCodec:
@@ -93,7 +106,7 @@ class NativeCodec:
         """See `Codec.split`."""
         assert (parts.bitmap is not None) == (self.rounding == "nearest-even")
         place = self.library.describe(weight, parts)
-        self.library.functions.ascend_split(ctypes.byref(place), master.data_ptr())
+        self.library.functions.ascend_split(ctypes.byref(place), _address_of(master))
 
     def join(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
@@ -101,4 +114,10 @@ class NativeCodec:
         """See `Codec.join`."""
         assert (parts.bitmap is not None) == (self.rounding == "nearest-even")
         place = self.library.describe(weight, parts)
-        self.library.functions.ascend_join(ctypes.byref(place), master.data_ptr())
+        self.library.functions.ascend_join(ctypes.byref(place), _address_of(master))
+
+
+def _address_of(master: torch.Tensor) -> int:
+    """Where an FP32 master is, which C reads as such without another look."""
+    assert master.is_cpu and master.is_contiguous() and master.dtype == torch.float32
+    return master.data_ptr()

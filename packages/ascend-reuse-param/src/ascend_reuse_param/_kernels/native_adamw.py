@@ -150,6 +150,7 @@ class NativeAdamW:
         for tensor in tensors:
             assert tensor is None or (tensor.is_cpu and tensor.is_contiguous())
             assert tensor is None or tensor.numel() == weight.numel()
+        assert all(tensor.dtype == torch.float32 for tensor in _tensors(moments))
         beta1, beta2 = options.betas
         decay = options.weight_decay
         what = _Step(
@@ -186,17 +187,22 @@ class NativeAdamW:
 
     def _equals_torch(self, numel: int, seed: int) -> bool:
         """Step some elements twice by both, and compare their bits."""
-        generator = torch.Generator().manual_seed(seed)
+        cpu = torch.device("cpu")
+        generator = torch.Generator(cpu).manual_seed(seed)
+
+        def drawn() -> torch.Tensor:
+            return torch.randn(numel, generator=generator, dtype=torch.float32, device=cpu)
+
         # Steps are larger than weights, so that a root's last bit is not lost in a sum.
-        master = torch.randn(numel, generator=generator) / 1024
-        weight = torch.empty(numel, dtype=torch.bfloat16)
+        master = drawn() / 1024
+        weight = torch.empty(numel, dtype=torch.bfloat16, device=cpu)
         parts = Parts.empty(numel, weight.device, self.rounding)
         codec, scratch = NativeCodec(self.rounding, library=self._library), Arena(0, weight.device)
         codec.split(master, weight, parts, scratch)
         moments, theirs = (_zeros(numel, amsgrad=seed % 2 == 1) for _ in range(2))
         options = AdamWOptions(lr=1.0, weight_decay=0.1, decoupled=seed % 4 < 2)
         for step in (1, 2):
-            gradient = torch.randn(numel, generator=generator)
+            gradient = drawn()
             self.step(weight, parts, gradient, moments, step=step, options=options)
             for_loop(master, gradient, theirs, step=step, options=options)
         joined = torch.empty_like(master)
@@ -221,7 +227,7 @@ def for_loop(
         [moments.exp_avg],
         [moments.exp_avg_sq],
         [] if largest is None else [largest],
-        [torch.tensor(step - 1.0)],
+        [torch.tensor(step - 1.0, dtype=torch.float32, device=master.device)],
         foreach=False,
         fused=False,
         amsgrad=largest is not None,
@@ -236,7 +242,9 @@ def for_loop(
 
 
 def _zeros(numel: int, *, amsgrad: bool) -> Moments:
-    zeros = [torch.zeros(numel) for _ in range(3 if amsgrad else 2)]
+    zeros = [
+        torch.zeros(numel, dtype=torch.float32, device="cpu") for _ in range(3 if amsgrad else 2)
+    ]
     return Moments(*zeros)
 
 

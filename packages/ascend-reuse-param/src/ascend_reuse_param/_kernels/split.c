@@ -14,6 +14,9 @@
 
 enum { SIDE = 64, BLOCK = SIDE * SIDE, LINE = 64 };
 
+/* Elements up to which one thread is faster than waking others; as torch has it. */
+enum { GRAIN = 32768 };
+
 /* How far ahead of use memory is asked for, in elements. The processor does so itself, but not
  * beyond a page of 4 KiB, which 2-byte arrays leave every 2048 elements. */
 enum { AHEAD = 1024, STEP_AHEAD = 512 };
@@ -372,7 +375,7 @@ INLINE void block_adamw(
 #define FOR_BLOCKS(s, at) for (int64_t at = 0; at < (s)->numel; at += BLOCK)
 
 INLINE void split_all(const Split *s, const uint32_t *master, int to_even) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->numel > GRAIN)
     FOR_BLOCKS(s, at) {
         int64_t numel = smaller(s->numel - at, BLOCK);
         for (int64_t row = 0; row < numel; row += SIDE) {
@@ -385,7 +388,7 @@ INLINE void split_all(const Split *s, const uint32_t *master, int to_even) {
 }
 
 INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->numel > GRAIN)
     FOR_BLOCKS(s, at) {
         int64_t numel = smaller(s->numel - at, BLOCK);
         int same = block_fingerprint(s, at, numel) == s->fingerprints[at / BLOCK];
@@ -398,7 +401,7 @@ INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
 }
 
 INLINE void adamw_all(const Split *s, const Step *p, int to_even, int fused) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->numel > GRAIN)
     FOR_BLOCKS(s, at) {
         block_adamw(s, p, at, smaller(s->numel - at, BLOCK), to_even, fused);
     }
