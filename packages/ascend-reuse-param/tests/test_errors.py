@@ -117,11 +117,11 @@ AROUND = ("_record_function_enter_new", "_record_function_exit")
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_the_default_dtype_changes_nothing(dtype: torch.dtype, run: Any) -> None:
-    plain = run("beside").train(3)
+    plain, weights = run("beside").train(3), run("beside").weights
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        ours = run("reuse")
+        ours = run("reuse", weights=weights)
         assert ours.optimizer._home.kernel is not None
     finally:
         torch.set_default_dtype(before)
