@@ -165,10 +165,15 @@ class _Step:
         self._journal = journal
         self._in_place = engine.home.in_place
         self._masters = engine.home.masters
-        self._kernel = engine.home.kernel
+        self._kernel = kernel = engine.home.kernel
         slots = {window.slot(piece) for window in windows for piece in window.slices} & active
         self._gradients = {slot: engine.gradients.flat(slot) for slot in slots}
         self._flat = {slot: slot.flat() for slot in slots}
+        self._by_kernel = {
+            slot
+            for slot, gradient in self._gradients.items()
+            if kernel is not None and kernel.takes(slot, gradient.dtype)
+        }
         scale = scaling.grad_scale
         # As GradScaler.unscale_ computes it.
         self._unscale = None if scale is None else scale.double().reciprocal().float()
@@ -212,8 +217,8 @@ class _Step:
         """Run the class's own step; forms that are not fused know nothing of scaling."""
         scratch.rewind()
         mine = [one for one in held if one.slot in self._active]
-        by_kernel = [one for one in mine if self._has_kernel(one.slot)]
-        by_torch = [one for one in mine if not self._has_kernel(one.slot)]
+        by_kernel = [one for one in mine if one.slot in self._by_kernel]
+        by_torch = [one for one in mine if one.slot not in self._by_kernel]
         # All masters before all gradients: what passes while one is opened takes no room then.
         targets = [(self._target(one, scratch), one) for one in by_torch]
         for target, one in targets:
@@ -302,15 +307,12 @@ class _Step:
         elif not self._in_place:
             self._weight(held).copy_(target)
 
-    def _has_kernel(self, slot: Slot) -> bool:
-        return self._kernel is not None and self._kernel.takes(slot, self._gradients[slot].dtype)
-
     def _copies(self, slot: Slot) -> bool:
         """Whether the step works on a copy: never change a gradient that may be needed again."""
         return (
             not self._in_place
             or (self._scaling.grad_scale is not None and not slot.group.get("fused"))
-            or (self._gradients[slot].dtype != slot.dtype and not self._has_kernel(slot))
+            or (self._gradients[slot].dtype != slot.dtype and slot not in self._by_kernel)
         )
 
     def _scaled(self, slot: Slot, gradient: torch.Tensor, scratch: Arena) -> torch.Tensor:
@@ -329,7 +331,7 @@ class _Step:
                 continue
             if self._copies(slot):
                 gradients += aligned(numel * slot.dtype.itemsize)
-            if slot.has_master and not self._has_kernel(slot):
+            if slot.has_master and slot not in self._by_kernel:
                 targets += aligned(self._masters.kept_bytes(numel))
                 opening = max(opening, self._masters.opening_bytes(slot, numel))
                 writing = max(writing, self._masters.writing_bytes(slot, numel))

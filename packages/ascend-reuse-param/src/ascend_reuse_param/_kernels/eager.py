@@ -105,21 +105,19 @@ class EagerCodec:
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
         """See `Codec.split`."""
-        mark = scratch.mark
-        for start, stop, temporaries in self._chunks(master.numel(), scratch):
-            chunk = parts.cut(start, stop)
-            self._split(master[start:stop], weight[start:stop], chunk, temporaries)
-        scratch.rewind(mark)
+        with scratch.passing():
+            for start, stop, temporaries in self._chunks(master.numel(), scratch):
+                chunk = parts.cut(start, stop)
+                self._split(master[start:stop], weight[start:stop], chunk, temporaries)
 
     def join(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         """See `Codec.join`."""
-        mark = scratch.mark
-        for start, stop, temporaries in self._chunks(master.numel(), scratch):
-            chunk = parts.cut(start, stop)
-            self._join(weight[start:stop], chunk, master[start:stop], temporaries)
-        scratch.rewind(mark)
+        with scratch.passing():
+            for start, stop, temporaries in self._chunks(master.numel(), scratch):
+                chunk = parts.cut(start, stop)
+                self._join(weight[start:stop], chunk, master[start:stop], temporaries)
 
     def _chunks(self, numel: int, scratch: Arena) -> Iterator[tuple[int, int, _Temporaries]]:
         """Yield where each chunk starts and stops, and its temporaries."""
