@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from ascend_core.errors import ConfigError
+from ascend_core.modules import named
 from ascend_core.scope import owners
-from ascend_recompute._modules import named
+from ascend_core.stack import Named, Stack, check_positions, find_stack
 from ascend_recompute._options import check_model, check_policy
-from ascend_recompute._stack import Named, Stack, check_positions, find_stack
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RebuildConfig
 from ascend_recompute.layers import LayersRecompute

@@ -11,9 +11,9 @@ from torch import nn
 
 from ascend_core.saved import Region
 from ascend_core.scope import around_forward
+from ascend_core.stack import Named
 from ascend_recompute._recorder import RebuildKeeper
 from ascend_recompute._recording import Recording
-from ascend_recompute._stack import Named
 from ascend_recompute.policy import Policy
 
 __all__ = ["ValueRecompute"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from ascend_recompute import _modules
+from ascend_core.modules import find_mlps
 from ascend_recompute._options import merged
 from ascend_recompute._recorder import RebuildKeeper
 from ascend_recompute._recording import Recording
@@ -69,7 +69,7 @@ def recompute_activation(
         policy=policy,
         verify=verify,
     )
-    return rebuild(recompute_activation, model, config, _modules.find_mlps, DEFAULT)
+    return rebuild(recompute_activation, model, config, find_mlps, DEFAULT)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ascend_core.errors import ConfigError
+from ascend_core.modules import find_mlps, find_norms
 from ascend_core.scope import owners
-from ascend_recompute import _modules
+from ascend_core.stack import Named, Stack, find_stack
 from ascend_recompute._knapsack import Choice, Option, choose
 from ascend_recompute._options import check_model
 from ascend_recompute._rehearsal import Forward, Rehearsal, rehearsal
-from ascend_recompute._stack import Named, Stack, find_stack
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.activation import recompute_activation
 from ascend_recompute.layers import LayersRecompute, recompute_layers
@@ -204,8 +204,8 @@ class _Search:
         """By field of the plan: the verb, and the layers in which it finds something."""
         found: dict[str, tuple[Verb, Sequence[int]]] = {
             "whole": (recompute_layers, range(len(self._stack.layers))),
-            "activation": (recompute_activation, self._layers_with(_modules.find_mlps)),
-            "norm": (recompute_norm, self._layers_with(_modules.find_norms)),
+            "activation": (recompute_activation, self._layers_with(find_mlps)),
+            "norm": (recompute_norm, self._layers_with(find_norms)),
         }
         return {name: (verb, layers) for name, (verb, layers) in found.items() if layers}
 

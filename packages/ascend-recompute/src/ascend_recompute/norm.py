@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ascend_recompute import _modules
+from ascend_core.modules import find_norms
 from ascend_recompute._options import merged
 from ascend_recompute._selection import rebuild
 from ascend_recompute._values import ValueRecompute
@@ -67,4 +67,4 @@ def recompute_norm(
         policy=policy,
         verify=verify,
     )
-    return rebuild(recompute_norm, model, config, _modules.find_norms, DEFAULT)
+    return rebuild(recompute_norm, model, config, find_norms, DEFAULT)

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from ascend_core.errors import ConfigError
+from ascend_core.stack import find_stack
 from ascend_recompute._options import check_model
-from ascend_recompute._stack import find_stack
 from ascend_recompute.activation import recompute_activation
 from ascend_recompute.layers import recompute_layers
 from ascend_recompute.norm import recompute_norm

@@ -19,7 +19,7 @@ from megatron.core.transformer.mlp import MLP
 from torch import nn
 
 from ascend_core.errors import ConfigError
-from ascend_recompute._stack import find_stack
+from ascend_core.stack import find_stack
 from ascend_recompute.activation import recompute_activation
 from ascend_recompute.integrations.megatron._mlp import VisibleActivationMLP
 from ascend_recompute.layers import recompute_layers

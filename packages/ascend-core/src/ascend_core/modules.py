@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from ascend_core.errors import ConfigError
-from ascend_recompute._stack import Named
+from ascend_core.stack import Named
+
+__all__ = ["find_attentions", "find_mlps", "find_norms", "named"]
 
 _MLP_NAMES = ("mlp", "ffn", "feedforward", "feed_forward")
 _ACTIVATIONS = (
@@ -19,6 +21,9 @@ _ACTIVATIONS = (
 # Classes of normalisation by the names that libraries give them; BatchNorm and its like count what
 # they see, so they may not run twice.
 _NORMS = ("layernorm", "rmsnorm")
+
+# Attribute names of attention in torch, megatron-core, Hugging Face and what follows them.
+_ATTENTIONS = ("self_attention", "self_attn", "attention", "attn")
 
 
 def named(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
@@ -80,6 +85,31 @@ def find_norms(model: nn.Module) -> Named:
             instead=f"name them, as in modules=('{_example(model)}',), or pass their class.",
         )
     return found
+
+
+def find_attentions(model: nn.Module) -> Named:
+    """The outermost modules that are called as attention is, or are torch's own.
+
+    Raises:
+        ConfigError: When there is none.
+    """
+    found: Named = {}
+    for name, module in model.named_modules():
+        inside_another = any(name.startswith(f"{outer}.") for outer in found)
+        if not inside_another and _is_attention(name, module):
+            found[name] = module
+    if not found:
+        raise ConfigError(
+            f"no module of this {type(model).__name__} looks like attention.",
+            why=f"none is called {', '.join(_ATTENTIONS[:-1])} or {_ATTENTIONS[-1]}.",
+            instead=f"give their names, such as '{_example(model)}', or their class.",
+        )
+    return found
+
+
+def _is_attention(name: str, module: nn.Module) -> bool:
+    called = name.rpartition(".")[2] in _ATTENTIONS and not isinstance(module, nn.ModuleList)
+    return called or isinstance(module, nn.MultiheadAttention)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -9,6 +9,8 @@ from torch import nn
 
 from ascend_core.errors import ConfigError
 
+__all__ = ["Named", "Stack", "check_positions", "find_stack", "first_layers", "named_stack"]
+
 Named = dict[str, nn.Module]
 
 
