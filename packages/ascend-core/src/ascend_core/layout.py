@@ -74,10 +74,19 @@ class Layout(NamedTuple):
             A tensor of this size and dtype over the same storage; `tensor` itself when it already
             looks like that.
         """
-        if read(tensor) == self:
-            return tensor
-        whole = torch.empty(0, dtype=self.dtype, device=tensor.device)
-        view = whole.set_(tensor.untyped_storage(), self.offset, self.size, self.stride)
+        return tensor if read(tensor) == self else self.over(tensor.untyped_storage())
+
+    def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """View a storage in this layout.
+
+        Args:
+            storage: Large enough for it; grad recording is off.
+
+        Returns:
+            A tensor of this size and dtype, with a version counter of its own.
+        """
+        whole = torch.empty(0, dtype=self.dtype, device=storage.device)
+        view = whole.set_(storage, self.offset, self.size, self.stride)
         if self.conjugate:
             view = view.conj()
         return torch._neg_view(view) if self.negative else view

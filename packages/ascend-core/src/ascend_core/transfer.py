@@ -55,6 +55,7 @@ class Transfer:
         device: The device, or a tensor or module that is on it.
         pool: The host memory; a pool of the engine's own, without a budget, when left out.
         backend: The device's backend, when it is not the one that `backend_of` finds.
+        timing: Whether the events of `to_host` and `to_device` keep times.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Transfer:
         *,
         pool: PinnedPool | None = None,
         backend: Backend | None = None,
+        timing: bool = False,
     ) -> None:
         self.device = device_of(device)
         self.pool = PinnedPool() if pool is None else pool
         self._backend = backend_of(self.device) if backend is None else backend
+        self._timing = timing
         self._lock = threading.Lock()
         self._streams: tuple[Stream, Stream] | None = None
 
@@ -215,7 +218,7 @@ class Transfer:
         after: Sequence[Event] = (),
     ) -> Event:
         """Queue one copy on `stream`; all that it needs has been allocated."""
-        done = self._backend.new_event()
+        done = self._backend.new_event(timing=self._timing)
         with buffer.lock:
             try:
                 self._queue_all([(target, source)], stream, (*buffer.last_use, *after), done)
@@ -317,6 +320,11 @@ class DeviceCopy:
         # The block is the owner's: if nobody makes it wait, the allocator must.
         self._dropped = weakref.finalize(self, self._backend.record_stream, stored, inward)
         self._dropped.atexit = False
+
+    @property
+    def done(self) -> Event:
+        """The end of the copy."""
+        return self._done
 
     def is_there(self) -> bool:
         """Whether the copy has ended. Does not block the host."""

@@ -4,10 +4,70 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["SwapOptimizerConfig"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["SwapAttentionConfig", "SwapOptimizerConfig"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwapAttentionConfig:
+    """Options of `swap_attention`.
+
+    Attributes:
+        swap_modules: The modules whose saved activations move: qualified names
+            ("blocks.0.attention"), attribute names ("self_attention") or module types; one string
+            may hold several names, with commas between them. By default "input_norm",
+            "self_attention" and "post_attention_norm", as far as the model has them; in a model
+            without "self_attention", every module that looks like attention by its name.
+        recompute_num_layers: In how many layers, counted from the first (of each pipeline stage),
+            the MLP is recomputed in backward; its input moves too. None recomputes nothing.
+        min_bytes: The smallest storage that moves, in bytes. A copy costs tens of microseconds
+            however small it is.
+        prefetch: How many layers ahead of the one in which backward is are copied back.
+        host_budget: The most host memory that may be reserved, in bytes. What it has no room for
+            stays on the device, with a warning. None sets no limit.
+        keep_last: How many of the last layers stay on the device, since their backward comes at
+            once. None finds out from the first steps: a layer stays whose backward followed its own
+            forward, or began before its copy to the host had ended.
+    """
+
+    swap_modules: str | Sequence[str | type[nn.Module]] | None = None
+    recompute_num_layers: int | None = None
+    min_bytes: int = 1 << 20
+    prefetch: int = 1
+    host_budget: int | None = None
+    keep_last: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a model.
+
+        Raises:
+            ConfigError: When a value cannot be right whatever the model is.
+        """
+        _check_swap_modules(self.swap_modules)
+        _check_positive("recompute_num_layers", self.recompute_num_layers)
+        _check_positive("host_budget", self.host_budget)
+        if self.min_bytes is None:
+            raise ConfigError("min_bytes is None.", instead="use 1 to move every activation.")
+        _check_positive("min_bytes", self.min_bytes)
+        if self.prefetch is None:
+            raise ConfigError("prefetch is None.", instead="use 0 to fetch nothing ahead.")
+        _check_count("prefetch", self.prefetch)
+        _check_count("keep_last", self.keep_last)
+
+    @property
+    def names(self) -> tuple[str | type[nn.Module], ...] | None:
+        """The names and types of `swap_modules`, one by one."""
+        wanted = self.swap_modules
+        if isinstance(wanted, str):
+            return tuple(name.strip() for name in wanted.split(","))
+        return None if wanted is None else tuple(wanted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,3 +128,34 @@ def _check_positive(name: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}.", instead="use a whole number above 0.")
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} is {value!r}.", instead="use a whole number, 0 or above.")
+
+
+def _check_swap_modules(wanted: object) -> None:
+    if wanted is None:
+        return
+    if isinstance(wanted, str):
+        names: Sequence[object] = wanted.split(",")
+    elif isinstance(wanted, Sequence):
+        names = wanted
+    else:
+        raise ConfigError(
+            f"swap_modules is {wanted!r}.",
+            why="a sequence of names or types is wanted, or one string of names.",
+            instead='write for example swap_modules="input_norm,self_attention".',
+        )
+    for name in names:
+        if not (isinstance(name, type) or (isinstance(name, str) and name.strip())):
+            raise ConfigError(
+                f"swap_modules holds {name!r}.",
+                why="modules are selected by name or by type.",
+                instead="name the module as model.named_modules() does, or pass its class.",
+            )
+    if not names:
+        raise ConfigError("swap_modules is empty.", instead="leave it out to take attention.")

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from ascend_core.feature import Feature
-from ascend_swap.config import SwapOptimizerConfig
+from ascend_swap.config import SwapAttentionConfig, SwapOptimizerConfig
 
-__all__ = ["SWAP_OPTIMIZER"]
+__all__ = ["SWAP_ATTENTION", "SWAP_OPTIMIZER"]
+
+SWAP_ATTENTION = Feature(
+    name="swap-attention",
+    summary=(
+        "Keeps what attention saves for backward on the host, and brings it back a layer ahead: "
+        "costs no time where a layer computes for longer than its copies take."
+    ),
+    config=SwapAttentionConfig,
+    verb="ascend_swap.attention:swap_attention",
+    target="model",
+    moves_to_host=True,
+)
 
 SWAP_OPTIMIZER = Feature(
     name="swap-optimizer",

@@ -1,0 +1,72 @@
+"""One call of one layer, from its forward until autograd has dropped what it saved."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from ascend_core.streams import Event
+from ascend_swap._moved import Moved
+
+if TYPE_CHECKING:
+    from ascend_swap._traffic import Traffic
+
+__all__ = ["LayerPass"]
+
+
+class Tally:
+    """Bytes of the tensors that a pass saved.
+
+    Attributes:
+        moved: Copied to the host.
+        kept: Stayed on the device.
+    """
+
+    def __init__(self) -> None:
+        self.moved = self.kept = 0
+
+
+class LayerPass:
+    """What one call of a layer saved. Held by that, and by the thread that is in the layer.
+
+    Args:
+        traffic: All passes of the model.
+        layer: Which layer, by position among the chosen ones.
+        number: Of the pass.
+        stays: Whether its tensors stay on the device.
+
+    Attributes:
+        called: The modules of the layer whose calls belong to this pass, by number.
+        task: The backward that reached it last; None before.
+        left: The end of its last copy to the host, with its time, and the device.
+        tally: See there.
+    """
+
+    def __init__(self, traffic: Traffic, layer: int, number: int, *, stays: bool) -> None:
+        self.traffic = traffic
+        self.layer = layer
+        self.number = number
+        self.stays = stays
+        self.called: set[int] = set()
+        self.task: int | None = None
+        self.left: tuple[Event, torch.device] | None = None
+        self.tally = Tally()
+        self._moved: list[weakref.ref[Moved]] = []
+        self._kept: set[int] = set()
+
+    def add(self, moved: Moved) -> None:
+        """Take in a storage of which a view was saved."""
+        self._moved.append(weakref.ref(moved))
+
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        """Take in a storage that stays."""
+        if storage._cdata not in self._kept:  # it lives as long as the pass: no address comes twice
+            self._kept.add(storage._cdata)
+            self.tally.kept += storage.nbytes()
+
+    def moved(self) -> list[Moved]:
+        """What autograd still holds, latest save first: so does backward ask for it."""
+        every = [reference() for reference in reversed(self._moved)]
+        return [moved for moved in every if moved is not None]
