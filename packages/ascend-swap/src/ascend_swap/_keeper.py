@@ -77,7 +77,8 @@ class MovingKeeper:
         if not self._is_worth_it(tensor) or belongings.include(tensor) or is_weight(tensor):
             return None
         with self._traffic.lock:
-            moved = None if entered.stays else self._moved(tensor, entered)
+            stays = tensor.untyped_storage().nbytes() <= entered.keeps
+            moved = None if stays else self._moved(tensor, entered)
             if moved is None:
                 entered.keep(tensor.untyped_storage())
                 return Kept(tensor.detach(), entered)
@@ -107,6 +108,7 @@ class MovingKeeper:
             self._warn(error)
             return None
         entered.left = host.last_use[0], tensor.device
+        entered.largest = max(entered.largest, storage.nbytes())
         entered.tally.moved += storage.nbytes()
         return Moved(storage, tensor._version, host)
 

@@ -35,23 +35,25 @@ class LayerPass:
         traffic: All passes of the model.
         layer: Which layer, by position among the chosen ones.
         number: Of the pass.
-        stays: Whether its tensors stay on the device.
+        keeps: The largest storage that stays on the device, in bytes.
 
     Attributes:
         called: The modules of the layer whose calls belong to this pass, by number.
         task: The backward that reached it last; None before.
         left: The end of its last copy to the host, with its time, and the device.
+        largest: The largest storage that it moved, in bytes.
         tally: See there.
     """
 
-    def __init__(self, traffic: Traffic, layer: int, number: int, *, stays: bool) -> None:
+    def __init__(self, traffic: Traffic, layer: int, number: int, *, keeps: float) -> None:
         self.traffic = traffic
         self.layer = layer
         self.number = number
-        self.stays = stays
+        self.keeps = keeps
         self.called: set[int] = set()
         self.task: int | None = None
         self.left: tuple[Event, torch.device] | None = None
+        self.largest = 0
         self.tally = Tally()
         self._moved: list[weakref.ref[Moved]] = []
         self._kept: set[int] = set()

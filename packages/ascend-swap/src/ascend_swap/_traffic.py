@@ -16,6 +16,7 @@ later passes only.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -31,6 +32,7 @@ from ascend_swap._passes import LayerPass, Tally
 
 __all__ = ["Counts", "Traffic"]
 
+_OFTEN = 2  # times in a row that a layer is late before it stays
 _UNREAD = 4096  # waits whose times were not read yet, at most
 
 
@@ -59,12 +61,13 @@ class _Wait(NamedTuple):
     Attributes:
         needed: When the device came there.
         done: When the copy had ended.
-        leaves: The layer whose tensors the copy takes to the host; None for a copy back.
+        leaves: The layer whose tensors the copy takes to the host, and the bytes of its largest
+            storage; None for a copy back.
     """
 
     needed: Event
     done: Event
-    leaves: int | None
+    leaves: tuple[int, int] | None
 
     @property
     def is_over(self) -> bool:
@@ -75,6 +78,19 @@ class _Wait(NamedTuple):
     def milliseconds(self) -> float:
         """How long the copy took beyond the need."""
         return max(0.0, self.needed.elapsed_time(self.done))
+
+
+class _Late(NamedTuple):
+    """A layer that backward needed before it had left.
+
+    Attributes:
+        times: How often in a row.
+        nbytes: The largest storage that it saved, when that was smallest; a larger one may have more
+            time to leave, and is more worth it.
+    """
+
+    times: int
+    nbytes: int
 
 
 class Traffic:
@@ -101,7 +117,7 @@ class Traffic:
         self._order = BackwardOrder()
         self._passes: weakref.WeakValueDictionary[int, LayerPass] = weakref.WeakValueDictionary()
         self._fetched: weakref.WeakSet[LayerPass] = weakref.WeakSet()
-        self._late: set[int] = set()  # layers that were needed before they had left
+        self._late: dict[int, _Late] = {}
         self._waits: deque[_Wait] = deque(maxlen=_UNREAD)
 
     def begin(self, layer: int) -> LayerPass:
@@ -109,7 +125,7 @@ class Traffic:
         self.read_times()
         with self.lock:
             number = self._order.begin(layer)
-            begun = LayerPass(self, layer, number, stays=self._stays(layer))
+            begun = LayerPass(self, layer, number, keeps=self._keeps(layer))
             self._passes[number] = begun
             self.latest[layer] = begun.tally
             weakref.finalize(begun, self._order.end, number).atexit = False
@@ -125,7 +141,7 @@ class Traffic:
         self._order.reach(asked.number)
         self._count(asked)
         if asked.left is not None:
-            self._note(*asked.left, leaves=asked.layer)
+            self._note(*asked.left, leaves=(asked.layer, asked.largest))
         _fetch(asked)
         self._fetched.add(asked)
         self._fetch_expected(asked)
@@ -140,16 +156,24 @@ class Traffic:
             while self._waits and self._waits[0].is_over:
                 wait = self._waits.popleft()
                 late = wait.milliseconds
-                if late and wait.leaves is not None:
-                    self._late.add(wait.leaves)
+                if wait.leaves is not None:
+                    self._note_leaving(*wait.leaves, late=late > 0)
                 elif late:
                     self.counts.waits += 1
                     self.counts.waited_ms += late
 
-    def _stays(self, layer: int) -> bool:
+    def _keeps(self, layer: int) -> float:
         if self._keep_last is not None:
-            return layer >= self._layers - self._keep_last
-        return layer in self._late or self._order.turns_around()
+            return math.inf if layer >= self._layers - self._keep_last else 0
+        if self._order.turns_around():
+            return math.inf
+        late = self._late.get(layer)
+        return 0 if late is None or late.times < _OFTEN else late.nbytes
+
+    def _note_leaving(self, layer: int, nbytes: int, *, late: bool) -> None:
+        before = self._late.pop(layer, _Late(0, nbytes))
+        if late:
+            self._late[layer] = _Late(before.times + 1, min(before.nbytes, nbytes))
 
     def _count(self, asked: LayerPass) -> None:
         for moved in asked.moved():
@@ -160,7 +184,9 @@ class Traffic:
             else:
                 self.counts.misses += 1
 
-    def _note(self, done: Event, device: torch.device, leaves: int | None = None) -> None:
+    def _note(
+        self, done: Event, device: torch.device, leaves: tuple[int, int] | None = None
+    ) -> None:
         backend = backend_of(device)
         needed = backend.new_event(timing=True)
         needed.record(backend.current_stream(device))

@@ -34,7 +34,7 @@ class SwapAttentionConfig:
             stays on the device, with a warning. None sets no limit.
         keep_last: How many of the last layers stay on the device, since their backward comes at
             once. None finds out from the first steps: a layer stays whose backward followed its own
-            forward, or began before its copy to the host had ended.
+            forward, or began before its copies to the host had ended, twice in a row.
     """
 
     swap_modules: str | Sequence[str | type[nn.Module]] | None = None
