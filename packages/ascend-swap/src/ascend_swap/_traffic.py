@@ -85,8 +85,8 @@ class _Late(NamedTuple):
 
     Attributes:
         times: How often in a row.
-        nbytes: The largest storage that it saved, when that was smallest; a larger one may have more
-            time to leave, and is more worth it.
+        nbytes: The largest storage that it saved, when that was smallest; a larger one may have
+            more time to leave, and is more worth it.
     """
 
     times: int
