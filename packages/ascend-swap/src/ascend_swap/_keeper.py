@@ -77,10 +77,11 @@ class MovingKeeper:
         if not self._is_worth_it(tensor) or belongings.include(tensor) or is_weight(tensor):
             return None
         with self._traffic.lock:
-            stays = tensor.untyped_storage().nbytes() <= entered.keeps
+            storage = tensor.untyped_storage()
+            stays = storage.nbytes() <= entered.keeps or entered.has_kept(storage)
             moved = None if stays else self._moved(tensor, entered)
             if moved is None:
-                entered.keep(tensor.untyped_storage())
+                entered.keep(storage)
                 return Kept(tensor.detach(), entered)
             entered.add(moved)
         return MovedView(moved, entered)

@@ -60,13 +60,19 @@ class LayerPass:
 
     def add(self, moved: Moved) -> None:
         """Take in a storage of which a view was saved."""
-        self._moved.append(weakref.ref(moved))
+        reference = weakref.ref(moved)
+        if reference not in self._moved:  # (references compare as what they refer to)
+            self._moved.append(reference)
 
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Take in a storage that stays."""
-        if storage._cdata not in self._kept:  # it lives as long as the pass: no address comes twice
+        if not self.has_kept(storage):
             self._kept.add(storage._cdata)
             self.tally.kept += storage.nbytes()
+
+    def has_kept(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a view of a storage that stays was saved before."""
+        return storage._cdata in self._kept  # it lives as long as the pass: no address comes twice
 
     def moved(self) -> list[Moved]:
         """What autograd still holds, latest save first: so does backward ask for it."""
