@@ -19,7 +19,7 @@ PAGES = {
         "recompute-to-fit",
         "megatron",
     ],
-    "ascend-swap/src": ["swap-optimizer"],
+    "ascend-swap/src": ["swap-optimizer", "swap-attention", "megatron"],
     "ascend-core/src/ascend_core/optim": ["swap-optimizer"],
     "ascend-reuse-param/src": ["reuse-fp32-param"],
 }
