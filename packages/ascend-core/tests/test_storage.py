@@ -17,6 +17,7 @@ from ascend_core.storage import (
     hollow,
     is_released,
     release,
+    share_version,
     version_of,
     why_not_releasable,
 )
@@ -222,3 +223,12 @@ def test_only_the_released_tensor_is_guarded_and_only_meanwhile() -> None:
     assert tensor.shape == (4,) and torch.equal(other, numbers(4))
     released.restore(other)
     assert torch.equal(torch.add(other, tensor), 2 * numbers(4))
+
+
+def test_views_share_a_version_and_data_does_not() -> None:
+    whole = torch.zeros(4)
+    for other, shared in ((whole[1:], True), (whole.detach(), True), (whole.data, False)):
+        version = whole._version, other._version
+        assert share_version(whole, other) is shared
+        assert share_version(other, whole) is shared
+        assert (whole._version, other._version) == version

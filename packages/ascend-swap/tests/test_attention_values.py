@@ -439,6 +439,41 @@ def test_each_version_of_a_storage_is_its_own() -> None:
     assert handle.report()["moved_bytes"] == 2 * 400
 
 
+def test_a_write_that_no_version_tells_of_is_in_the_second_copy() -> None:
+    class Buffered(nn.Module):
+        """Two results in one storage, each with a version counter of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(1, 2, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            buffer = torch.zeros(2, 4)
+            total = x.new_zeros(())
+            for number in (0, 1):
+                part = buffer.data[number]
+                part.fill_(number + 2.0)
+                total = total + (self.weight * part).sum()
+            return total
+
+    model = nn.Sequential(Buffered())
+    handle = swapped(model, "0")
+    (gradient,) = gradients(model, model(torch.ones(1)))
+    assert torch.equal(gradient, torch.full((4,), 5.0))
+    assert handle.report()["moved_bytes"] == 2 * 32
+
+
+def test_reading_what_a_node_has_saved_fetches_it() -> None:
+    model = nn.Sequential(Saver(lambda x: (x,)), nn.Identity())
+    handle = swapped(model, "0")
+    loss = model(2.0)
+    node = loss.grad_fn
+    assert torch.equal(node.saved_tensors[0], model[0].weight * 2)
+    loss.backward()
+    assert torch.equal(model[0].seen[0], model[0].weight * 2)
+    assert handle.report()["prefetch_hits"] == 1
+
+
 def test_what_somebody_else_holds_is_not_copied_back() -> None:
     model = stack(1)
     held = []

@@ -31,6 +31,7 @@ __all__ = [
     "hollow",
     "is_released",
     "release",
+    "share_version",
     "version_of",
     "why_not_releasable",
 ]
@@ -39,6 +40,8 @@ __all__ = [
 _MARK = "_ascend_released"
 # Set in the version counter of a tensor while its bytes are away.
 _AWAY = 1 << 30
+# Set for a moment, to see who else sees it.
+_PROBE = 1 << 29
 
 # What reads no element; `__get__` is every property.
 _HARMLESS = frozenset({
@@ -234,6 +237,19 @@ def hollow(tensor: Tensor) -> Tensor:
         probe = tensor.detach()
         probe.data = tensor.new_empty(0)
     return probe
+
+
+def share_version(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors share one version counter, as views of one tensor do.
+
+    Where they do not (one was made by way of `.data`, or from the storage), a write through one is
+    not seen by the other's counter, though both see the same bytes.
+    """
+    version = left._version
+    _set_version(left, version ^ _PROBE)
+    seen = right._version
+    _set_version(left, version)
+    return seen != right._version
 
 
 def _set_version(tensor: Tensor, version: int) -> None:

@@ -95,7 +95,7 @@ class MovingKeeper:
         """What the tensor's storage was moved to, or is now; None where there is no room."""
         record = self._table.track(tensor)
         moved: Moved | None = record.made() if record.made is not None else None
-        if moved is None or moved.version != tensor._version:
+        if moved is None or not moved.has(tensor):
             moved = self._send(tensor, entered)
             record.made = None if moved is None else weakref.ref(moved)
         return moved
@@ -111,7 +111,7 @@ class MovingKeeper:
         entered.left = host.last_use[0], tensor.device
         entered.largest = max(entered.largest, storage.nbytes())
         entered.tally.moved += storage.nbytes()
-        return Moved(storage, tensor._version, host)
+        return Moved(tensor, host)
 
     def _engine(self, device: torch.device) -> Transfer:
         engine = self._engines.get(device)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ascend_core.layout import Layout
+from ascend_core.storage import hollow, share_version
 from ascend_core.transfer import DeviceCopy, HostCopy
 
 if TYPE_CHECKING:
@@ -33,24 +34,34 @@ class Moved:
     """A storage at one version, whose bytes wait on the host.
 
     Args:
-        storage: Where the bytes were.
-        version: The version of the tensor that was saved.
-        host: The copy of all of it.
+        tensor: A view of the storage. It is not held.
+        host: The copy of all of the storage.
 
     Attributes:
         nbytes: Of the storage.
         device: Its device.
     """
 
-    __slots__ = ("__weakref__", "_device_copy", "_host", "_storage", "device", "nbytes", "version")
+    __slots__ = (
+        "__weakref__", "_device_copy", "_host", "_probe", "_storage", "_version", "device", "nbytes"
+    )  # fmt: skip
 
-    def __init__(self, storage: torch.UntypedStorage, version: int, host: HostCopy) -> None:
-        self.version = version
+    def __init__(self, tensor: torch.Tensor, host: HostCopy) -> None:
+        storage = tensor.untyped_storage()
+        self._probe = hollow(tensor)
+        self._version: int = tensor._version
         self.nbytes = storage.nbytes()
         self.device = storage.device
         self._storage = weakref.ref(storage)
         self._host = host
         self._device_copy: DeviceCopy | None = None
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether the bytes are those that a view of the storage has now.
+
+        Not when it was written to since, nor when its version would not have told.
+        """
+        return self._version == tensor._version and share_version(self._probe, tensor)
 
     @property
     def is_fetched(self) -> bool:

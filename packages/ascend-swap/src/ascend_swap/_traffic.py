@@ -135,6 +135,7 @@ class Traffic:
     def reached(self, asked: LayerPass) -> None:
         """Backward asks for a tensor of a pass."""
         task = torch._C._current_graph_task_id()
+        self._fetched.add(asked)
         if task in (-1, asked.task):  # -1: somebody looks at what a node has saved
             return
         asked.task = task
@@ -143,7 +144,6 @@ class Traffic:
         if asked.left is not None:
             self._note(*asked.left, leaves=(asked.layer, asked.largest))
         _fetch(asked)
-        self._fetched.add(asked)
         self._fetch_expected(asked)
 
     def waits_for(self, copy: DeviceCopy, device: torch.device) -> None:
