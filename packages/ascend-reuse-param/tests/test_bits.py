@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from ascend_reuse_param._bits import BLOCK, Codec, Parts, Rounding, blocks_of, c
 from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
 from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec
+from ascend_reuse_param._kernels.triton_codec import TritonCodec
 
 SIZES = (0, 1, 7, 8, 9, 63, 64, 65, 4095, 4096, 4097, 10_001)
 TIE = 0x8000
@@ -29,7 +31,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 Make = Callable[[Rounding], Codec]
-KINDS = ("eager", "eager, chunks of a block", "native")
+KINDS = ["eager", "eager, chunks of a block", "native"]
+# On a CPU that is for test_kernels_triton.py, which starts a process with Triton's interpreter.
+IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+if IN_INTERPRETER or torch.cuda.is_available():
+    KINDS.append("triton")
 
 
 @pytest.fixture(params=KINDS)
@@ -38,6 +44,10 @@ def make(request: pytest.FixtureRequest, device: torch.device) -> Make:
         if device.type != "cpu":
             pytest.skip("native code is for the CPU")
         return NativeCodec
+    if request.param == "triton":
+        if device.type != ("cpu" if IN_INTERPRETER else "cuda"):
+            pytest.skip("Triton is for cuda, and its interpreter for the CPU")
+        return lambda rounding: TritonCodec(device, rounding)
     chunk = BLOCK if "block" in request.param else None
     return lambda rounding: EagerCodec(device, rounding, chunk=chunk)
 

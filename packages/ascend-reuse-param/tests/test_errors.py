@@ -245,6 +245,12 @@ def test_kernels_of_another_device_are_refused(device: torch.device) -> None:
         reuse_param(optim.AdamW([given]), ReuseParamConfig(kernels="native"))
 
 
+def test_triton_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"kernels is 'triton'.* on cpu") as caught:
+        reuse_param(optim.AdamW([weight(3)]), ReuseParamConfig(kernels="triton"))
+    assert "these kernels are for cuda." in str(caught.value)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 @pytest.mark.parametrize("kernels", ["native", "compiled", "eager"])
 @pytest.mark.parametrize("form", [{}, {"fused": True}])

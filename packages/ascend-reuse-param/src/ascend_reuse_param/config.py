@@ -10,7 +10,7 @@ from ascend_core.errors import ConfigError
 __all__ = ["KERNELS", "ROUNDINGS", "ReuseParamConfig"]
 
 ROUNDINGS = ("nearest-even", "half-away")
-KERNELS = ("auto", "native", "compiled", "eager")
+KERNELS = ("auto", "native", "triton", "compiled", "eager")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class ReuseParamConfig:
             torch's cast, or "half-away", as MindSpeed does, which differs on ties and keeps no
             exceptions.
         kernels: What splits, joins and steps. "auto" takes the fastest that gives the same bits
-            here: "native" on a CPU with a C compiler, else "eager", torch's own operators.
-            "compiled" is `torch.compile` of these.
+            here: "native" on a CPU with a C compiler, "triton" on cuda where Triton is
+            installed, else "eager", torch's own operators. "compiled" is `torch.compile` of these.
     """
 
     times: int | None = None

@@ -24,7 +24,7 @@ from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding
 from ascend_reuse_param._kernels.native import Library, NativeCodec, Split
 
-__all__ = ["AdamWOptions", "Moments", "NativeAdamW"]
+__all__ = ["AdamWOptions", "Moments", "NativeAdamW", "torchs_step"]
 
 _VML_MODE = 0x140102  # as torch calls it: high accuracy, denormals kept, errors ignored
 _PROBES = (1, 7, 63, BLOCK + 37, 64, 65, 2 * BLOCK + 3)
@@ -58,6 +58,17 @@ class Moments:
     exp_avg: torch.Tensor
     exp_avg_sq: torch.Tensor
     max_exp_avg_sq: torch.Tensor | None = None
+
+    @classmethod
+    def zeros(cls, numel: int, device: torch.device, *, amsgrad: bool) -> Moments:
+        """The state before the first step."""
+        kinds = range(3 if amsgrad else 2)
+        return cls(*(torch.zeros(numel, dtype=torch.float32, device=device) for _ in kinds))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that are there."""
+        every = (self.exp_avg, self.exp_avg_sq, self.max_exp_avg_sq)
+        return [tensor for tensor in every if tensor is not None]
 
 
 class _Step(ctypes.Structure):
@@ -150,7 +161,7 @@ class NativeAdamW:
         for tensor in tensors:
             assert tensor is None or (tensor.is_cpu and tensor.is_contiguous())
             assert tensor is None or tensor.numel() == weight.numel()
-        assert all(tensor.dtype == torch.float32 for tensor in _tensors(moments))
+        assert all(tensor.dtype == torch.float32 for tensor in moments.tensors())
         beta1, beta2 = options.betas
         decay = options.weight_decay
         what = _Step(
@@ -199,27 +210,28 @@ class NativeAdamW:
         parts = Parts.empty(numel, weight.device, self.rounding)
         codec, scratch = NativeCodec(self.rounding, library=self._library), Arena(0, weight.device)
         codec.split(master, weight, parts, scratch)
-        moments, theirs = (_zeros(numel, amsgrad=seed % 2 == 1) for _ in range(2))
+        moments, theirs = (Moments.zeros(numel, cpu, amsgrad=seed % 2 == 1) for _ in range(2))
         options = AdamWOptions(lr=1.0, weight_decay=0.1, decoupled=seed % 4 < 2)
         for step in (1, 2):
             gradient = drawn()
             self.step(weight, parts, gradient, moments, step=step, options=options)
-            for_loop(master, gradient, theirs, step=step, options=options)
+            torchs_step(master, gradient, theirs, step=step, options=options)
         joined = torch.empty_like(master)
         codec.join(weight, parts, joined, scratch)
-        pairs = [(joined, master), *zip(_tensors(moments), _tensors(theirs), strict=True)]
+        pairs = [(joined, master), *zip(moments.tensors(), theirs.tensors(), strict=True)]
         return all(torch.equal(left, right) for left, right in pairs)
 
 
-def for_loop(
+def torchs_step(
     master: torch.Tensor,
     gradient: torch.Tensor,
     moments: Moments,
     *,
     step: float,
     options: AdamWOptions,
+    foreach: bool = False,
 ) -> None:
-    """Step an FP32 master as torch's for-loop does."""
+    """Step an FP32 master as torch's for-loop does, or its foreach."""
     largest = moments.max_exp_avg_sq
     adam(
         [master],
@@ -227,8 +239,8 @@ def for_loop(
         [moments.exp_avg],
         [moments.exp_avg_sq],
         [] if largest is None else [largest],
-        [torch.tensor(step - 1.0, dtype=torch.float32, device=master.device)],
-        foreach=False,
+        [torch.tensor(step - 1.0, dtype=torch.float32, device="cpu")],
+        foreach=foreach,
         fused=False,
         amsgrad=largest is not None,
         beta1=options.betas[0],
@@ -239,18 +251,6 @@ def for_loop(
         maximize=options.maximize,
         decoupled_weight_decay=options.decoupled,
     )
-
-
-def _zeros(numel: int, *, amsgrad: bool) -> Moments:
-    zeros = [
-        torch.zeros(numel, dtype=torch.float32, device="cpu") for _ in range(3 if amsgrad else 2)
-    ]
-    return Moments(*zeros)
-
-
-def _tensors(moments: Moments) -> list[torch.Tensor]:
-    every = (moments.exp_avg, moments.exp_avg_sq, moments.max_exp_avg_sq)
-    return [tensor for tensor in every if tensor is not None]
 
 
 def _arithmetics() -> Iterator[_Arithmetic]:
