@@ -3,9 +3,9 @@
 nox makes one environment per session, each with a torch of its own. So there are three here:
 
     .nox/torch-2.13   the pinned third-party packages: torch, the tools, what our packages declare
-    .nox/shared       sees those, and holds the packages of this repository, editable, and
-                      megatron-core, on which the integration tests run
-    .nox/npu          as shared, and torch_npu, beside which `import torch` needs a device
+    .nox/shared       sees those, and holds the packages of this repository, editable,
+                      megatron-core, on which the integration tests run, and Triton
+    .nox/npu          as shared, and torch_npu instead of Triton: `import torch` needs a device
 
 Usage: python tools/environment.py [TORCH | npu]
 
@@ -65,7 +65,8 @@ def shared() -> Path:
     Returns:
         The folder of the environment.
     """
-    return _with_packages(ROOT / ".nox/shared", ROOT / "constraints/megatron.txt")
+    pins = [ROOT / f"constraints/{name}.txt" for name in ("megatron", "triton")]
+    return _with_packages(ROOT / ".nox/shared", *pins)
 
 
 def npu() -> Path:

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 # Imported lazily, where they are there; the user installs them to suit the machine's drivers.
-BROUGHT_BY_THE_USER = {"megatron", "torch_npu"}
+BROUGHT_BY_THE_USER = {"megatron", "torch_npu", "triton"}
 
 log = logging.getLogger("isolated")
 
