@@ -18,7 +18,7 @@ import torch
 from ascend_core import UnavailableError
 from ascend_reuse_param import _choice
 from ascend_reuse_param._kernels import triton_codec
-from ascend_reuse_param._kernels.triton_codec import WARPS, TritonCodec
+from ascend_reuse_param._kernels.triton_codec import COMPILING, TritonCodec
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -115,7 +115,7 @@ STEP: dict[str, Any] = {
     "QUOTIENT_FIRST": True,
     "max_exp_avg_sq": None,
 }
-ELEMENTS = 4096 // (32 * WARPS)  # of a thread
+ELEMENTS = 4096 // (32 * COMPILING["num_warps"])  # of a thread
 Ptx = Callable[..., str]
 
 
@@ -145,9 +145,8 @@ def ptx(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             for name in divisible - set(unaligned)
         }
         source = ASTSource(kernel, signature, constants, aligned)
-        options = {"num_warps": WARPS, "enable_fp_fusion": False}
         target = GPUTarget("cuda", request.param, 32)
-        text: str = triton.compile(source, target=target, options=options).asm["ptx"]
+        text: str = triton.compile(source, target=target, options=dict(COMPILING)).asm["ptx"]
         return text
 
     return compiled

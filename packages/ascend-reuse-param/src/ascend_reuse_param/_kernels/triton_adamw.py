@@ -27,7 +27,7 @@ from ascend_core.errors import UnavailableError
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import BLOCK, Parts, blocks_of
 from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments, torchs_step
-from ascend_reuse_param._kernels.triton_codec import WARPS, TritonCodec
+from ascend_reuse_param._kernels.triton_codec import COMPILING, TritonCodec
 
 __all__ = ["Arithmetic", "Reference", "TritonAdamW"]
 
@@ -126,8 +126,7 @@ class TritonAdamW:
                 IS_BF16=is_bf16,
                 AMSGRAD=moments.max_exp_avg_sq is not None,
                 **self._numbers(step, options),
-                num_warps=WARPS,
-                enable_fp_fusion=False,
+                **COMPILING,
             )
 
     def _numbers(self, step: float, options: AdamWOptions) -> dict[str, Any]:

@@ -10,6 +10,7 @@ comes up there too, and not in the first step.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,11 +22,12 @@ from ascend_reuse_param._bits import BLOCK, Parts, Rounding, blocks_of
 from ascend_reuse_param._fingerprint import PLAIN, WEIGHTED
 from ascend_reuse_param._kernels.eager import EagerCodec
 
-__all__ = ["WARPS", "TritonCodec", "TritonKernels"]
+__all__ = ["COMPILING", "TritonCodec", "TritonKernels"]
 
-# Of a program. A thread holds 16 elements: a step of these takes 128 of its 255 registers on
-# sm_80, and of 32 elements, with 4 warps, 240.
-WARPS = 8
+# How every kernel is compiled. A thread of 8 warps holds 16 elements: a step of these takes 128 of
+# its 255 registers on sm_80, and of 32 elements, with 4 warps, 240. No product is fused with a sum
+# but where the kernel says so.
+COMPILING: Mapping[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 _KERNELS = "ascend_reuse_param._kernels.triton_kernels"
 _LOWS = (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
 
@@ -120,7 +122,7 @@ class TritonCodec:
         arguments = self.kernels.arguments(weight, parts)
         with self.kernels.here():
             kernel[(blocks_of(numel),)](
-                master.view(torch.int32), *arguments, numel, TO_EVEN=to_even, num_warps=WARPS
+                master.view(torch.int32), *arguments, numel, TO_EVEN=to_even, **COMPILING
             )
 
     def _prove(self) -> None:

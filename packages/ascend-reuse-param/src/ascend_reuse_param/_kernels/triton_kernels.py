@@ -7,8 +7,8 @@ matrix of 64 x 64, as in `_fingerprint`; what is computed is defined in `_bits`.
 Values are integers but for the step's own arithmetic, and become floats and back by their bits: no
 pattern of a NaN is changed by being looked at. 16 bits are read as int16, sign and all.
 
-[Note: whose rounding] `enable_fp_fusion=False` goes with each launch of `adamw`, so that the
-compiler fuses no product with a sum; where torch does, `fused` says so here and `tl.fma` does it.
+[Note: whose rounding] `enable_fp_fusion=False` goes with each launch (`COMPILING`), so that the
+compiler fuses no product with a sum; where torch does, FUSED says so here and `tl.fma` does it.
 Divisions and roots are the correctly rounded ones.
 
 [Note: alignment] Triton compiles a kernel once more for addresses and sizes that are multiples of
