@@ -16,9 +16,9 @@ from torch import nn
 from ascend_core.errors import ConfigError
 from ascend_core.scope import around_call, around_forward, owners
 from ascend_core.stack import Named, Stack, find_stack, first_layers, named_stack
+from ascend_core.surroundings import context_maker
 from ascend_recompute._options import check_model, merged
 from ascend_recompute._replay import Replay, is_worthwhile
-from ascend_recompute._surroundings import context_maker
 from ascend_recompute._tally import Tally
 from ascend_recompute._values import ValueRecompute
 from ascend_recompute.config import RecomputeLayersConfig

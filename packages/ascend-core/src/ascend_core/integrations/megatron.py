@@ -1,4 +1,4 @@
-"""The random states that megatron-core keeps beside torch's."""
+"""The random states that megatron-core keeps beside torch's. Importing it imports megatron-core."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["random_states"]
 def random_states() -> Callable[[], AbstractContextManager[None]]:
     """Note the states of megatron-core's tracker, from which dropout in attention draws.
 
-    `recompute_layers` does so by itself for models of megatron-core. Give the result to
-    `CheckpointWithoutOutput(context_fn=random_states())`, made in each forward, where the function
-    draws from the tracker.
+    Verbs that run a module twice do so by themselves for models of megatron-core. Give the result
+    to `CheckpointWithoutOutput(context_fn=random_states())`, made in each forward, where the
+    function draws from the tracker.
 
     Returns:
         A function that makes a context with these states. The tracker is afterwards as before.

@@ -28,7 +28,7 @@ def context_maker(
     """
     if not any(_is_of_megatron(module) for module in modules):
         return lambda: context_fn
-    from ascend_recompute.integrations.megatron import random_states
+    from ascend_core.integrations.megatron import random_states
 
     if context_fn is None:
         return random_states
