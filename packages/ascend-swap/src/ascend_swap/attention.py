@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -18,6 +19,7 @@ from ascend_core.pinned import PinnedPool
 from ascend_core.saved import Region
 from ascend_core.scope import around_call
 from ascend_core.stack import Named, find_stack, first_layers
+from ascend_core.surroundings import context_maker
 from ascend_swap._belongings import BelongingsOf
 from ascend_swap._keeper import MovingKeeper
 from ascend_swap._passes import LayerPass, Tally
@@ -97,8 +99,9 @@ class AttentionSwap:
         self._traffic = Traffic(len(self._layers), config.prefetch, config.keep_last)
         self._keeper = MovingKeeper(self._traffic, pool, config.min_bytes)
         self._latest = _Latest()
-        chosen = [*((*one, _call) for one in swapped.items())]
-        chosen += [*((*one, _recompute) for one in recomputed.items())]
+        chosen: list[tuple[str, nn.Module, Run]] = []
+        chosen += [(name, module, _call) for name, module in swapped.items()]
+        chosen += [(name, module, _recomputing(module)) for name, module in recomputed.items()]
         self._hooks = []
         for number, (name, module, run) in enumerate(chosen):
             layer = self._layers.index(layer_of[name])
@@ -285,6 +288,18 @@ def _call(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return call(*args, **kwargs)
 
 
-def _recompute(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # It saves its inputs outside of its own hooks, so that they move.
-    return checkpoint(call, *args, use_reentrant=False, **kwargs)
+def _recomputing(module: nn.Module) -> Run:
+    """Calls of a module that run again in backward, under the random states that it had."""
+    note = context_maker(module.modules(), None)
+
+    def run(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context = note() or contextlib.nullcontext
+        # It saves its inputs outside of its own hooks, so that they move.
+        return checkpoint(
+            functools.partial(call, **kwargs),
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), context()),
+        )
+
+    return run
