@@ -6,11 +6,12 @@ passes will be reached next.
 
 [Note: how the order is learnt]
 Passes are numbered as they begin. After each event it is noted how far from its own number the pass
-was that was reached next, or that none was and another began. The note is kept by what happened, by
-which layer, and by how many passes were alive: in a schedule that repeats itself, such as that of
-a pipeline with several micro-batches in flight, that names the place in the schedule. Where that
-place was never seen, what the layer did last counts; and where that is unknown too, the pass that
-began before.
+was that was reached next, or that none was and another began. The note is kept by what the latest
+events were: in a schedule that repeats itself, such as that of a pipeline with several
+micro-batches in flight and several chunks of the model, they name the place in the schedule. Where
+these were never seen in a row, it counts what happened when the layer did the same and as many
+passes were alive; then what the layer did last; and where that is unknown too, the pass that began
+before.
 """
 
 from __future__ import annotations
@@ -20,25 +21,37 @@ from typing import NamedTuple
 __all__ = ["BackwardOrder"]
 
 
+_DEPTH = 16  # events that name a place in the schedule
+_MANY = 1 << 16  # notes that are kept
+
+
 class _Event(NamedTuple):
-    """What happened last.
+    """What happened.
 
     Attributes:
         reached: Whether backward reached the pass; it began otherwise.
         layer: Whose pass it is.
         number: Of the pass.
         alive: How many passes were alive.
+        history: Of this event and those before it: the kind, the layer, and how far away the pass
+            was from that of the event before.
     """
 
     reached: bool
     layer: int
     number: int
     alive: int
+    history: tuple[tuple[bool, int, int], ...]
 
     @property
-    def keys(self) -> tuple[tuple[bool, int, int], tuple[bool, int]]:
-        """By what it is remembered: first the place in the schedule, then the layer alone."""
-        return (self.reached, self.layer, self.alive), (self.reached, self.layer)
+    def keys(self) -> tuple[int | tuple[bool, int, int] | tuple[bool, int], ...]:
+        """By what it is remembered: what says most first."""
+        # The hash alone: a history takes a kilobyte, and a false note costs no more than a miss.
+        return (
+            hash(self.history),
+            (self.reached, self.layer, self.alive),
+            (self.reached, self.layer),
+        )
 
 
 class BackwardOrder:
@@ -47,8 +60,9 @@ class BackwardOrder:
     def __init__(self) -> None:
         self._count = 0
         self._layers: dict[int, int] = {}  # of the passes that are alive, by number
-        # How far away the pass is that is reached next; None where another one begins.
-        self._next: dict[tuple[bool, int, int] | tuple[bool, int], int | None] = {}
+        # How far away the pass is that is reached next; None where another one begins. The note
+        # that was made last is last.
+        self._next: dict[object, int | None] = {}
         self._latest: _Event | None = None
 
     def begin(self, layer: int) -> int:
@@ -56,12 +70,12 @@ class BackwardOrder:
         number = self._count
         self._count += 1
         self._layers[number] = layer
-        self._happened(_Event(False, layer, number, len(self._layers)))
+        self._happened(self._event(False, number, len(self._layers), self._latest))
         return number
 
     def reach(self, number: int) -> None:
         """Backward reaches a pass that is alive."""
-        self._happened(_Event(True, self._layers[number], number, len(self._layers)))
+        self._happened(self._event(True, number, len(self._layers), self._latest))
 
     def end(self, number: int) -> None:
         """Nothing of a pass is left."""
@@ -80,14 +94,23 @@ class BackwardOrder:
             if not offset or number not in self._layers or number in numbers:
                 break
             numbers.append(number)
-            event = _Event(True, self._layers[number], number, event.alive - 1)
+            event = self._event(True, number, event.alive - 1, event)
         return numbers
+
+    def _event(self, reached: bool, number: int, alive: int, before: _Event | None) -> _Event:
+        layer = self._layers[number]
+        step = (reached, layer, 0 if before is None else number - before.number)
+        history = (step,) if before is None else (*before.history[1 - _DEPTH :], step)
+        return _Event(reached, layer, number, alive, history)
 
     def _happened(self, event: _Event) -> None:
         if self._latest is not None:
             offset = event.number - self._latest.number if event.reached else None
             for key in self._latest.keys:
+                self._next.pop(key, None)
                 self._next[key] = offset
+            while len(self._next) > _MANY:
+                del self._next[next(iter(self._next))]
         self._latest = event
 
     def _offset(self, event: _Event) -> int | None:
