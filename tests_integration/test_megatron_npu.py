@@ -16,6 +16,8 @@ from tests_integration.megatron_npu.configurations import (
     BY_WORLD,
     DROPOUT,
     OFFLOAD,
+    SWAP_1,
+    SWAP_2,
     TWINS,
     TWINS_2,
     WORLD_1,
@@ -60,12 +62,12 @@ def assert_wrong(ours: Outcome, expected: Outcome) -> None:
     assert ours.losses != expected.losses
 
 
-@pytest.mark.parametrize("name", WORLD_1)
+@pytest.mark.parametrize("name", [*WORLD_1, *SWAP_1])
 def test_one_rank_trains_as_on_the_cpu(name: str) -> None:
     assert_same(trained(1)[name], losses.kept(1)[reference(name, 1)])
 
 
-@pytest.mark.parametrize("name", WORLD_2)
+@pytest.mark.parametrize("name", [*WORLD_2, *SWAP_2])
 def test_two_ranks_train_as_on_the_cpu(name: str) -> None:
     assert_same(trained(2)[name], losses.kept(2)[reference(name, 2)])
 

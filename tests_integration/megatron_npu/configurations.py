@@ -35,6 +35,8 @@ class Configuration:
         positions: "rope" or "learned_absolute".
         tied: Share the embedding with the output layer.
         dropout: Of attention and hidden states.
+        swap: How attention is swapped: "model", "options" or "spec"; None: it is not.
+        swapped: More for `SwapAttentionConfig`, or of the options that ask for it.
         model: More for `TransformerConfig`.
         optimizer: More for `OptimizerConfig`.
     """
@@ -55,6 +57,8 @@ class Configuration:
     positions: str = "rope"
     tied: bool = False
     dropout: float = 0.0
+    swap: str | None = None
+    swapped: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -161,6 +165,7 @@ WORLD_2 = {
     "dp2, bf16, swap-optimizer": _swapping("dp2, bf16", dtype="bf16"),
     "dp2, bf16, swap-optimizer, resumed": _swapping("dp2, bf16", dtype="bf16", resume_after=1),
     "tp2": Configuration(tensor=2),
+    "tp2, sequence parallel": Configuration(tensor=2, model={"sequence_parallel": True}),
     "pp2": Configuration(pipeline=2),
     "pp2, tied embedding": Configuration(pipeline=2, tied=True),
     "pp2, vpp2": Configuration(pipeline=2, virtual=2),
@@ -193,9 +198,59 @@ TWINS_2 = {
     for change in ("no wait for gradients", "no wait for parameters")
 }
 
+
+def _moving(losses_of: str, by: str, **options: Any) -> Configuration:
+    """A configuration of the kept ones, with its attention swapped."""
+    kept = {**WORLD_1, **WORLD_2}[losses_of]
+    return dataclasses.replace(kept, losses_of=losses_of, swap=by, **options)
+
+
+SWAP_1 = {
+    "swap-attention": _moving("fp32", "model"),
+    "swap-attention, MLPs": _moving("fp32", "options", swapped={"recompute_num_layers": 2}),
+    "swap-attention by spec": _moving(
+        "fp32", "spec", swapped={"keep_last": 1, "recompute_num_layers": 1}
+    ),
+    "swap-attention, selective": _moving(
+        "fp32", "model", model=_recompute("selective", recompute_modules=["core_attn"])
+    ),
+    "swap-attention, selective of the MLP": _moving(
+        "fp32", "options", model=_recompute("selective", recompute_modules=["core_attn", "mlp"])
+    ),
+    "swap-attention, block recompute": _moving("fp32", "options", model=BLOCK),
+    "swap-attention, uniform recompute": _moving("fp32", "options", model=UNIFORM),
+    "swap-attention, bf16, swap-optimizer, resumed": _moving(
+        "bf16, distributed optimizer",
+        "options",
+        swapped={"recompute_num_layers": 2},
+        change="swap-optimizer",
+        resume_after=1,
+    ),
+}
+
+SWAP_2 = {
+    "swap-attention, tp2": _moving("tp2", "model"),
+    "swap-attention, tp2, sequence parallel": _moving(
+        "tp2, sequence parallel", "options", swapped={"recompute_num_layers": 2}
+    ),
+    "swap-attention, pp2": _moving("pp2", "model"),
+    "swap-attention, pp2, all move": _moving("pp2", "model", swapped={"keep_last": 0}),
+    "swap-attention, pp2, MLPs": _moving("pp2", "options", swapped={"recompute_num_layers": 1}),
+    "swap-attention, pp2, vpp2": _moving("pp2, vpp2", "options", swapped={"keep_last": 0}),
+    "swap-attention, pp2, vpp2, by chunk": _moving("pp2, vpp2", "model", swapped={"keep_last": 0}),
+    "swap-attention, pp2, vpp2, bf16, overlap": _moving(
+        "pp2, vpp2, bf16, distributed optimizer, overlap",
+        "spec",
+        swapped={"recompute_num_layers": 2},
+    ),
+    "swap-attention, dp2, swap-optimizer": _moving(
+        "dp2, bf16", "model", change="swap-optimizer", resume_after=1
+    ),
+}
+
 BY_WORLD = {
-    1: {**WORLD_1, **DROPOUT, **OFFLOAD, **TWINS},
-    2: {**WORLD_2, **TWINS_2},
+    1: {**WORLD_1, **DROPOUT, **OFFLOAD, **TWINS, **SWAP_1},
+    2: {**WORLD_2, **TWINS_2, **SWAP_2},
 }
 
 

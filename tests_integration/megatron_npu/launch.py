@@ -41,12 +41,16 @@ class Outcome:
     Attributes:
         losses: Of each step, those of the micro batches, in hexadecimal; rank after rank.
         norms: Of each step, the norm of all gradients, in hexadecimal.
+        digests: Of each rank, of its gradients and weights after the last step.
+        reports: Of each rank, what swap-attention reported.
         error: Why there are none.
         seconds: How long it took.
     """
 
     losses: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    reports: tuple[dict[str, Any], ...] = ()
     error: str | None = None
     seconds: float = 0.0
 
@@ -156,6 +160,8 @@ def _outcomes(
         outcomes[name] = Outcome(
             losses=tuple(" ".join(itertools.chain(*step)) for step in steps),
             norms=tuple(of_ranks[0]["norms"]),
+            digests=tuple(found.get("digest", "") for found in of_ranks),
+            reports=tuple(found.get("report", {}) for found in of_ranks),
             seconds=max(found["seconds"] for found in of_ranks),
         )
     return outcomes

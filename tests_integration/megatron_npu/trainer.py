@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests_integration.megatron_npu import swapping
 from tests_integration.megatron_npu.configurations import (
     HEADS,
     HIDDEN,
@@ -32,12 +33,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
-def train(configuration: Configuration, device: torch.device) -> dict[str, list[Any]]:
+def train(configuration: Configuration, device: torch.device) -> dict[str, Any]:
     """Train in the groups of this process; all ranks call this together.
 
     Returns:
         "losses": of each step, those of its micro batches, empty where this rank has not the last
-        layer. "norms": of each step, the norm of all gradients.
+        layer. "norms": of each step, the norm of all gradients. "digest": of this rank's gradients
+        and weights after the last step. "report": of swap-attention, where it is on.
     """
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -47,13 +49,13 @@ def train(configuration: Configuration, device: torch.device) -> dict[str, list[
     )
     try:
         tensor_parallel.model_parallel_cuda_manual_seed(123, force_reset_rng=True)
-        chunks = _chunks(configuration, device)
+        chunks, swap = _chunks(configuration, device)
         optimizer = _optimizer(configuration, chunks)
         schedule = get_forward_backward_func()
         losses, norms = [], []
         for number in range(configuration.steps):
             if number == configuration.resume_after:
-                chunks, optimizer = _resumed(configuration, chunks, optimizer, device)
+                chunks, optimizer, swap = _resumed(configuration, chunks, optimizer, device)
             for chunk in chunks:
                 chunk.zero_grad_buffer()
             optimizer.zero_grad()
@@ -70,7 +72,12 @@ def train(configuration: Configuration, device: torch.device) -> dict[str, list[
             _, norm, _ = optimizer.step()
             losses.append([found["loss"] for found in reduced])
             norms.append(float(norm))
-        return {"losses": [[float(loss) for loss in step] for step in losses], "norms": norms}
+        return {
+            "losses": [[float(loss) for loss in step] for step in losses],
+            "norms": norms,
+            "digest": _digest(chunks),
+            "report": {} if swap is None else swap.report(),
+        }
     finally:
         _forget()
 
@@ -78,15 +85,16 @@ def train(configuration: Configuration, device: torch.device) -> dict[str, list[
 # The model ---------------------------------------------------------------------------------------
 
 
-def _chunks(configuration: Configuration, device: torch.device) -> list[Any]:
-    """The model's chunks of this rank, wrapped for data parallelism."""
+def _chunks(configuration: Configuration, device: torch.device) -> tuple[list[Any], Any]:
+    """The chunks of this rank, wrapped for data parallelism, and the handle of swap-attention."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
 
     config = _transformer_config(configuration)
+    spec, swap = swapping.spec_of(configuration)
     chunks = []
     for stage in range(configuration.virtual or 1):
-        chunk = _gpt(configuration, config, stage if configuration.virtual else None)
+        chunk = _gpt(configuration, config, spec, stage if configuration.virtual else None)
         chunk.to(device)
         _set_weights(chunk, configuration)
         chunks.append(chunk if configuration.dtype == "fp32" else Float16Module(config, chunk))
@@ -105,7 +113,7 @@ def _chunks(configuration: Configuration, device: torch.device) -> list[Any]:
         config.no_sync_func = _per_chunk([chunk.no_sync for chunk in wrapped])
     if ddp.overlap_param_gather:
         config.param_sync_func = _per_chunk([chunk.start_param_sync for chunk in wrapped])
-    return wrapped
+    return wrapped, swap or swapping.turn_on(configuration, wrapped)
 
 
 def _transformer_config(configuration: Configuration) -> Any:
@@ -134,16 +142,15 @@ def _transformer_config(configuration: Configuration) -> Any:
     return config
 
 
-def _gpt(configuration: Configuration, config: Any, stage: int | None) -> Any:
+def _gpt(configuration: Configuration, config: Any, spec: Any, stage: int | None) -> Any:
     from megatron.core import parallel_state
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
     at = {"ignore_virtual": False, "vp_stage": stage}
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization=configuration.norm),
+        spec,
         VOCABULARY,
         SEQUENCE,
         pre_process=parallel_state.is_pipeline_first_stage(**at),
@@ -209,7 +216,7 @@ def _optimizer(configuration: Configuration, chunks: list[Any]) -> Any:
 
 def _resumed(
     configuration: Configuration, chunks: list[Any], optimizer: Any, device: torch.device
-) -> tuple[list[Any], Any]:
+) -> tuple[list[Any], Any, Any]:
     """Save model and optimizer to a file of this rank, and go on from there in new ones.
 
     The parts are those of megatron-core's distributed checkpoint ("dp_reshardable"); only the file
@@ -224,7 +231,7 @@ def _resumed(
             "state": [_state_of(part) for part in optimizer.chained_optimizers],
         }
         torch.save(saved, path)
-        chunks = _chunks(configuration, device)
+        chunks, swap = _chunks(configuration, device)
         optimizer = _optimizer(configuration, chunks)
         loaded = torch.load(path, weights_only=False)
     for chunk, state in zip(chunks, loaded["model"], strict=True):
@@ -233,7 +240,7 @@ def _resumed(
     with torch.no_grad():
         for part, state in zip(optimizer.chained_optimizers, loaded["state"], strict=True):
             part.load_parameter_state_from_dp_reshardable(state)
-    return chunks, optimizer
+    return chunks, optimizer, swap
 
 
 def _state_of(optimizer: Any) -> dict[Any, Any]:
@@ -244,6 +251,17 @@ def _state_of(optimizer: Any) -> dict[Any, Any]:
         for piece in (one for bucket in buckets for one in bucket):
             piece["padding"] = False
     return state
+
+
+def _digest(chunks: list[Any]) -> str:
+    """Of every gradient and weight, by name; the host waits for the device."""
+    found = hashlib.sha256()
+    for number, chunk in enumerate(chunks):
+        for name, parameter in chunk.named_parameters():
+            found.update(f"{number} {name}".encode())
+            for tensor in (parameter.main_grad, parameter.detach()):
+                found.update(tensor.float().cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 # The data ----------------------------------------------------------------------------------------

@@ -48,11 +48,13 @@ def _train(name: str, world: int, place: Any, out: IO[str]) -> None:
     configuration, began = BY_WORLD[world][name], time.monotonic()
     with changed(configuration.change):
         found = train(configuration, place)
-    hexadecimal = {
+    told = {
         "losses": [[loss.hex() for loss in step] for step in found["losses"]],
         "norms": [norm.hex() for norm in found["norms"]],
+        "digest": found["digest"],
+        "report": found["report"],
     }
-    _tell(out, {"name": name, "seconds": round(time.monotonic() - began, 2), **hexadecimal})
+    _tell(out, {"name": name, "seconds": round(time.monotonic() - began, 2), **told})
 
 
 def _tell(out: IO[str], what: dict[str, Any]) -> None:
