@@ -205,46 +205,57 @@ def _moving(losses_of: str, by: str, **options: Any) -> Configuration:
     return dataclasses.replace(kept, losses_of=losses_of, swap=by, **options)
 
 
+# Where copies wait as long as they may, every layer is late, and would stay.
+EVERY = {"keep_last": 0}
+
 SWAP_1 = {
     "swap-attention": _moving("fp32", "model"),
-    "swap-attention, MLPs": _moving("fp32", "options", swapped={"recompute_num_layers": 2}),
+    "swap-attention, MLPs": _moving(
+        "fp32", "options", swapped={**EVERY, "recompute_num_layers": 2}
+    ),
     "swap-attention by spec": _moving(
         "fp32", "spec", swapped={"keep_last": 1, "recompute_num_layers": 1}
     ),
     "swap-attention, selective": _moving(
-        "fp32", "model", model=_recompute("selective", recompute_modules=["core_attn"])
+        "fp32",
+        "model",
+        swapped=EVERY,
+        model=_recompute("selective", recompute_modules=["core_attn"]),
     ),
     "swap-attention, selective of the MLP": _moving(
-        "fp32", "options", model=_recompute("selective", recompute_modules=["core_attn", "mlp"])
+        "fp32",
+        "options",
+        swapped=EVERY,
+        model=_recompute("selective", recompute_modules=["core_attn", "mlp"]),
     ),
-    "swap-attention, block recompute": _moving("fp32", "options", model=BLOCK),
+    "swap-attention, block recompute": _moving("fp32", "options", swapped=EVERY, model=BLOCK),
     "swap-attention, uniform recompute": _moving("fp32", "options", model=UNIFORM),
     "swap-attention, bf16, swap-optimizer, resumed": _moving(
         "bf16, distributed optimizer",
         "options",
-        swapped={"recompute_num_layers": 2},
+        swapped={**EVERY, "recompute_num_layers": 2},
         change="swap-optimizer",
         resume_after=1,
     ),
 }
 
 SWAP_2 = {
-    "swap-attention, tp2": _moving("tp2", "model"),
+    "swap-attention, tp2": _moving("tp2", "model", swapped=EVERY),
     "swap-attention, tp2, sequence parallel": _moving(
-        "tp2, sequence parallel", "options", swapped={"recompute_num_layers": 2}
+        "tp2, sequence parallel", "options", swapped={**EVERY, "recompute_num_layers": 2}
     ),
     "swap-attention, pp2": _moving("pp2", "model"),
-    "swap-attention, pp2, all move": _moving("pp2", "model", swapped={"keep_last": 0}),
+    "swap-attention, pp2, all move": _moving("pp2", "model", swapped=EVERY),
     "swap-attention, pp2, MLPs": _moving("pp2", "options", swapped={"recompute_num_layers": 1}),
-    "swap-attention, pp2, vpp2": _moving("pp2, vpp2", "options", swapped={"keep_last": 0}),
-    "swap-attention, pp2, vpp2, by chunk": _moving("pp2, vpp2", "model", swapped={"keep_last": 0}),
+    "swap-attention, pp2, vpp2": _moving("pp2, vpp2", "options", swapped=EVERY),
+    "swap-attention, pp2, vpp2, by chunk": _moving("pp2, vpp2", "model", swapped=EVERY),
     "swap-attention, pp2, vpp2, bf16, overlap": _moving(
         "pp2, vpp2, bf16, distributed optimizer, overlap",
         "spec",
         swapped={"recompute_num_layers": 2},
     ),
     "swap-attention, dp2, swap-optimizer": _moving(
-        "dp2, bf16", "model", change="swap-optimizer", resume_after=1
+        "dp2, bf16", "model", swapped=EVERY, change="swap-optimizer", resume_after=1
     ),
 }
 
