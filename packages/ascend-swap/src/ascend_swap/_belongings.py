@@ -22,6 +22,11 @@ class Belongings:
     storage nor a graph that leads to it. All that is left of it is its shape: so a tensor of that
     shape that no graph made stays where it is.
 
+    [Note: parameters that come and go]
+    Where parameters are sharded over ranks, they are gathered within the call, and what is
+    registered before is a shard of the same shape. A gathered one is a parameter again, and views
+    know what they were taken from.
+
     Args:
         tensors: Parameters and buffers.
         kind: The type of device that the model is on.
@@ -35,14 +40,15 @@ class Belongings:
         for tensor in tensors:
             if Layout.fits(tensor):
                 self._storages.add(tensor.untyped_storage()._cdata)
-                if casts and not tensor.requires_grad:
-                    self._frozen.add(_shape(tensor))
+            if casts and not tensor.requires_grad:
+                self._frozen.add(_shape(tensor))
 
     def include(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of one of them, may be a cast of one, or is elsewhere."""
         return (
             tensor.device.type != self._kind
             or tensor.untyped_storage()._cdata in self._storages
+            or isinstance(tensor._base, nn.Parameter)
             or (
                 bool(self._frozen)
                 and _is_made_by_nothing(tensor)
