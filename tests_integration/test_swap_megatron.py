@@ -89,7 +89,8 @@ def test_what_is_recomputed_is_moved_by_its_input_alone() -> None:
     plain, mlps = of["swap-attention"], of["swap-attention, MLPs"]
     hidden = 32 * 64 * 4  # bytes
     saved = plain["moved_bytes"] + plain["kept_bytes"]
-    assert mlps["moved_bytes"] == saved + 2 * hidden
+    mask = 32 * 32  # which all layers save: it moves once, and stays in each that stays
+    assert mlps["moved_bytes"] == saved - mask + 2 * hidden
     assert of["swap-attention, selective"]["moved_bytes"] < saved
     block = of["swap-attention, block recompute"]["moved_bytes_by_layer"]
     assert [size > 0 for size in block.values()] == [False, False, True, True]
