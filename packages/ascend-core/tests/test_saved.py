@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ascend_core.layout import Layout
 from ascend_core.saved import Claim, Frame, Region, StorageRecord, StorageTable, region
 from ascend_core.saved._parameters import is_weight
+from ascend_core.storage import release
 from ascend_core.testing import Growth, alive_after, held_bytes
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -130,6 +131,16 @@ def test_keepers_of_one_region_are_asked_in_order() -> None:
         mlp()(torch.ones(5, 6)).sum().backward()
     assert first.asked
     assert not second.asked
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_who_moves_is_asked_last_wherever_it_was_entered(*, inside: bool) -> None:
+    moving, rebuilding = CopyKeeper(moves=True), CopyKeeper(moves=False)
+    outer, inner = (rebuilding, moving) if inside else (moving, rebuilding)
+    with region(outer), region(inner):
+        mlp()(torch.ones(5, 6)).sum().backward()
+    assert rebuilding.asked
+    assert not moving.asked
 
 
 def test_what_the_inner_keeper_leaves_goes_to_the_outer_one() -> None:
@@ -318,6 +329,21 @@ def test_a_write_after_the_save_raises_as_in_plain_autograd() -> None:
         expected = run(write, None)
         assert run(write, Indifferent()) == expected
         assert run(write, CopyKeeper()) == expected
+
+
+@pytest.mark.parametrize("dropped", [True, False], ids=["and dropped", "and held"])
+def test_what_a_claim_brings_back_may_be_released_after_the_save(*, dropped: bool) -> None:
+    lin, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    expected = torch.autograd.grad(lin(x * 2).square().sum(), lin.weight)[0]
+    made = x * 2
+    with Region(CopyKeeper()):
+        y = lin(made)
+    release(made)
+    held = None if dropped else made
+    del made
+    ours = torch.autograd.grad(y.square().sum(), lin.weight)[0]
+    assert torch.equal(expected, ours)
+    assert (held is None) is dropped
 
 
 def test_a_parameter_written_to_after_the_save_raises() -> None:

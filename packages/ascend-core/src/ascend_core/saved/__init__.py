@@ -1,7 +1,7 @@
 """The first seam: what becomes of the tensors that autograd saves for backward.
 
     with region(keeper):        # one pair of hooks per thread, however many are entered
-        loss = model(batch)     # saved tensors are offered to the keepers, innermost first
+        loss = model(batch)     # saved tensors are offered to the keepers, who moves them last
     loss.backward()             # what a keeper claimed is asked back from its claim
 
 A `Keeper` decides for each saved tensor: claim it (move it, rebuild it) or leave it. What nobody

@@ -43,7 +43,8 @@ class Frame:
         self.latest: StorageRecord | None = None
         self.below = below
         self._sessions: dict[Keeper, Session] = {}
-        # Innermost region first; a keeper that was entered twice stands once, where it stood.
+        # Those that move nothing first, and of each kind the innermost region first; a keeper that
+        # was entered twice stands once, where it stood.
         self._order: list[tuple[Keeper, Session]] = []
         self._entered: dict[Keeper, int] = {}
 
@@ -68,11 +69,16 @@ class Frame:
         return session
 
     def enter(self, keeper: Keeper) -> None:
-        """Offer saved tensors to `keeper`, before those of the regions further out."""
+        """Offer saved tensors to `keeper`, before those of the regions further out.
+
+        Whoever moves tensors is asked last: what can be rebuilt need not be copied, nor held where
+        it is by a keeper that has decided to move nothing now.
+        """
         count = self._entered.get(keeper, 0)
         self._entered[keeper] = count + 1
         if count == 0:
             self._order.insert(0, (keeper, self.session(keeper)))
+            self._order.sort(key=lambda pair: pair[0].moves)
 
     def leave(self, keeper: Keeper) -> None:
         """Undo one `enter`."""

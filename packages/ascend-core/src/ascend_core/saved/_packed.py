@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ascend_core.layout import Layout, read
 from ascend_core.saved._parameters import WithAttributes
 from ascend_core.saved.keeper import Claim
-from ascend_core.storage import bring_back, hollow
+from ascend_core.storage import bring_back, hollow, version_of
 
 
 class Packed:
@@ -73,8 +73,10 @@ class Packed:
             self._check_with_its_bytes()
 
     def _check_with_its_bytes(self) -> None:
-        bring_back(self.alias)  # a storage whose bytes are away looks written to
-        if self.alias._version != self.version:
+        if self.claim is None:
+            bring_back(self.alias)  # a storage whose bytes are away looks written to
+        # A claim brings back what was saved, also when those bytes were given away since.
+        if version_of(self.alias) != self.version:
             size = self.alias.size() if self.layout is None else self.layout.size
             raise written_to(self.alias, size, self.version)
 

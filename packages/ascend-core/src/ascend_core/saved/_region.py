@@ -82,7 +82,8 @@ def region(*keepers: Keeper) -> Region:
     """Let keepers decide what becomes of each tensor that autograd saves inside the block.
 
     Args:
-        keepers: Asked in this order, and before the keepers of regions further out.
+        keepers: Asked in this order, and before the keepers of regions further out; those that move
+            tensors after all that do not.
 
     Returns:
         A context manager, to be entered once.
