@@ -16,6 +16,7 @@ before.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 __all__ = ["BackwardOrder"]
@@ -62,7 +63,7 @@ class BackwardOrder:
         self._layers: dict[int, int] = {}  # of the passes that are alive, by number
         # How far away the pass is that is reached next; None where another one begins. The note
         # that was made last is last.
-        self._next: dict[object, int | None] = {}
+        self._next: OrderedDict[object, int | None] = OrderedDict()
         self._latest: _Event | None = None
 
     def begin(self, layer: int) -> int:
@@ -107,10 +108,10 @@ class BackwardOrder:
         if self._latest is not None:
             offset = event.number - self._latest.number if event.reached else None
             for key in self._latest.keys:
-                self._next.pop(key, None)
                 self._next[key] = offset
+                self._next.move_to_end(key)
             while len(self._next) > _MANY:
-                del self._next[next(iter(self._next))]
+                self._next.popitem(last=False)
         self._latest = event
 
     def _offset(self, event: _Event) -> int | None:
