@@ -31,28 +31,18 @@ class _Event(NamedTuple):
 
     Attributes:
         reached: Whether backward reached the pass; it began otherwise.
-        layer: Whose pass it is.
         number: Of the pass.
         alive: How many passes were alive.
         history: Of this event and those before it: the kind, the layer, and how far away the pass
             was from that of the event before.
+        keys: By what it is remembered: what says most first.
     """
 
     reached: bool
-    layer: int
     number: int
     alive: int
     history: tuple[tuple[bool, int, int], ...]
-
-    @property
-    def keys(self) -> tuple[int | tuple[bool, int, int] | tuple[bool, int], ...]:
-        """By what it is remembered: what says most first."""
-        # The hash alone: a history takes a kilobyte, and a false note costs no more than a miss.
-        return (
-            hash(self.history),
-            (self.reached, self.layer, self.alive),
-            (self.reached, self.layer),
-        )
+    keys: tuple[int | tuple[bool, int, int] | tuple[bool, int], ...]
 
 
 class BackwardOrder:
@@ -102,7 +92,9 @@ class BackwardOrder:
         layer = self._layers[number]
         step = (reached, layer, 0 if before is None else number - before.number)
         history = (step,) if before is None else (*before.history[1 - _DEPTH :], step)
-        return _Event(reached, layer, number, alive, history)
+        # The hash alone: a history takes a kilobyte, and a false note costs no more than a miss.
+        keys = (hash(history), (reached, layer, alive), (reached, layer))
+        return _Event(reached, number, alive, history, keys)
 
     def _happened(self, event: _Event) -> None:
         if self._latest is not None:
