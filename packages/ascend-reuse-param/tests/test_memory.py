@@ -83,6 +83,21 @@ def test_a_few_exceptions_are_a_list(run: Any) -> None:
     checkpoint = trained.optimizer.state_dict()
     checkpoint["state"][0]["master_param"] = masters.view(torch.float32)
     trained.optimizer.load_state_dict(checkpoint)
-    assert trained.optimizer.report()["exception_bytes"] == 2 * 5  # two of them share a byte
+    assert trained.optimizer.report()["exception_bytes"] == 2 * 8  # two of them share a word
     trained.weights[0].data.copy_(masters.view(torch.float32))
     assert torch.equal(trained.masters()[0].view(torch.int32), masters)
+
+
+@pytest.mark.parametrize("numel", [1, 8, 9, 63, 65 * 8 + 1])
+def test_a_bitmap_may_end_inside_a_word(numel: int, run: Any) -> None:
+    masters = torch.full((numel,), 0x3F818000, dtype=torch.int32)  # odd, and a tie, all of them
+    trained = run("reuse", [(numel,), (numel,)], config=ReuseParamConfig(times=1)).train(1)
+    checkpoint = trained.optimizer.state_dict()
+    for state in checkpoint["state"].values():
+        state["master_param"] = masters.view(torch.float32)
+    for _ in range(2):
+        trained.optimizer.load_state_dict(checkpoint)
+        for weight in trained.weights:
+            weight.data.copy_(masters.view(torch.float32))
+        for master in trained.masters():
+            assert torch.equal(master.view(torch.int32), masters)

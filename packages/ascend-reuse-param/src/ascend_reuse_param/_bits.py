@@ -114,36 +114,36 @@ class Codec(Protocol):
         ...
 
 
-def compact(bitmap: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """List the bytes of a bitmap that are not 0.
+def compact(words: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """List the words of a bitmap that are not 0.
 
     The host reads nothing. The list has the length that it is given: where there are fewer such
-    bytes, its end is padded with the index `len(bitmap)` and 0; what is beyond it is not listed.
+    words, its end is padded with the index `len(words)` and 0; what is beyond it is not listed.
 
     Args:
-        bitmap: uint8 [k].
+        words: int32 [k], a bitmap.
         count: How many to list.
 
     Returns:
-        Their indices, int32 [count], ascending, and the bytes, uint8 [count].
+        Their indices, int32 [count], ascending, and the words, int32 [count].
     """
-    # The n-th such byte is where their running number reaches n.
-    numbers = bitmap.ne(0).cumsum(0, dtype=torch.int32)
-    wanted = torch.arange(1, count + 1, dtype=torch.int32, device=bitmap.device)
+    # The n-th such word is where their running number reaches n.
+    numbers = words.ne(0).cumsum(0, dtype=torch.int32)
+    wanted = torch.arange(1, count + 1, dtype=torch.int32, device=words.device)
     index = torch.searchsorted(numbers, wanted, out_int32=True)
-    value = torch.cat([bitmap, bitmap.new_zeros(1)]).index_select(0, index)
+    value = torch.cat([words, words.new_zeros(1)]).index_select(0, index)
     return index, value
 
 
-def expand(index: torch.Tensor, value: torch.Tensor, bitmap: torch.Tensor) -> None:
-    """Write the bitmap that a list of bytes came from.
+def expand(index: torch.Tensor, value: torch.Tensor, words: torch.Tensor) -> None:
+    """Write the bitmap that a list of words came from.
 
     Args:
         index: int32 [count], from `compact`.
-        value: uint8 [count], from `compact`.
-        bitmap: uint8 [k]. Overwritten.
+        value: int32 [count], from `compact`.
+        words: int32 [k]. Overwritten.
     """
-    bitmap.zero_()
-    if bitmap.numel():
-        # Padding adds 0 to the last byte; every other index is there once.
-        bitmap.index_add_(0, index.clamp(max=bitmap.numel() - 1), value)
+    words.zero_()
+    if words.numel():
+        # Padding adds 0 to the last word; every other index is there once.
+        words.index_add_(0, index.clamp(max=words.numel() - 1), value)

@@ -19,7 +19,7 @@ enum { GRAIN = 32768 };
 
 /* How far ahead of use memory is asked for, in elements. The processor does so itself, but not
  * beyond a page of 4 KiB, which 2-byte arrays leave every 2048 elements. */
-enum { AHEAD = 1024, STEP_AHEAD = 512 };
+enum { AHEAD = 1024, STEP_AHEAD = 768 };
 
 typedef struct {
     const uint64_t *weighted; /* [64] */
@@ -139,16 +139,24 @@ INLINE void row_taken(const uint16_t *weight, uint32_t *bits) {
 
 /* Blocks */
 
+enum { IS_LITTLE = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ };
+typedef uint64_t __attribute__((aligned(1), may_alias)) Unaligned;
+
 INLINE uint64_t word_at(const uint8_t *bitmap, int64_t element, int64_t numel) {
     uint64_t word = 0;
+    if (numel == SIDE && IS_LITTLE)
+        return *(const Unaligned *)(bitmap + element / 8);
     for (int64_t i = 0; i < (numel + 7) / 8; i++)
         word |= (uint64_t)bitmap[element / 8 + i] << 8 * i;
     return word;
 }
 
 INLINE void write_word(uint8_t *bitmap, int64_t element, int64_t numel, uint64_t word) {
-    for (int64_t i = 0; i < (numel + 7) / 8; i++)
-        bitmap[element / 8 + i] = (uint8_t)(word >> 8 * i);
+    if (numel == SIDE && IS_LITTLE)
+        *(Unaligned *)(bitmap + element / 8) = word;
+    else
+        for (int64_t i = 0; i < (numel + 7) / 8; i++)
+            bitmap[element / 8 + i] = (uint8_t)(word >> 8 * i);
 }
 
 /* Join `numel` elements from `at` on, which are within a block, into `bits`. */
@@ -158,8 +166,6 @@ INLINE void block_join(
     for (int64_t row = 0; row < numel; row += SIDE) {
         int64_t size = smaller(numel - row, SIDE), from = at + row;
         const uint16_t *weight = s->weight + from, *residual = s->residual + from;
-        PREFETCH(residual, AHEAD, 2, 0);
-        PREFETCH(weight, BLOCK, 2, 0); /* the next block's fingerprint comes first */
         uint64_t word = to_even && same ? word_at(s->bitmap, from, size) : 0;
         if (size == SIDE) {
             if (same)
@@ -185,8 +191,6 @@ INLINE void block_split(
         const uint32_t *source = bits + row;
         uint16_t *weight = full ? s->weight + from : short_weight;
         uint16_t *residual = full ? s->residual + from : short_residual;
-        PREFETCH(s->weight + from, AHEAD, 2, 1);
-        PREFETCH(s->residual + from, AHEAD, 2, 1);
         if (!full)
             source = memcpy(padded, source, size * sizeof *source);
         uint64_t word = row_split(source, weight, residual, to_even);
@@ -237,34 +241,39 @@ enum { STRIP = 128 };
 typedef union {
     uint32_t bits[STRIP];
     float values[STRIP];
-} Strip;
+} __attribute__((aligned(LINE))) Strip;
 
 INLINE float multiply_add(float a, float b, float c, int fused) {
     return fused ? __builtin_fmaf(a, b, c) : a * b + c;
 }
 
-INLINE void strip_gradients(const Step *p, int64_t at, int64_t numel, Strip *gradients) {
-    if (p->gradient_is_bf16) {
-        const uint16_t *from = (const uint16_t *)p->gradient + at;
-        for (int64_t i = 0; i < numel; i++)
-            gradients->bits[i] = (uint32_t)from[i] << 16;
-    } else {
-        memcpy(gradients->values, (const float *)p->gradient + at, numel * sizeof(float));
-    }
+/* Where gradients need no more than to be widened, which is done when they are used. */
+INLINE int is_plain(const Step *p) {
+    return p->gradient_is_bf16 && p->gradient_factor == 1.0f && !p->maximize &&
+           p->coupled_decay == 0.0f;
+}
+
+INLINE float widened(uint16_t bf16) {
+    union {
+        uint32_t bits;
+        float value;
+    } wide = {(uint32_t)bf16 << 16};
+    return wide.value;
+}
+
+INLINE void strip_gradients(
+    const Step *p, int64_t at, int64_t numel, const Strip *weights, Strip *gradients, int fused
+) {
+    const uint16_t *narrow = (const uint16_t *)p->gradient + at;
+    const float *wide = (const float *)p->gradient + at;
+    for (int64_t i = 0; i < numel; i++)
+        gradients->values[i] = p->gradient_is_bf16 ? widened(narrow[i]) : wide[i];
     if (p->gradient_factor != 1.0f)
         for (int64_t i = 0; i < numel; i++)
             gradients->values[i] *= p->gradient_factor;
     if (p->maximize)
         for (int64_t i = 0; i < numel; i++)
             gradients->values[i] = -gradients->values[i];
-}
-
-INLINE void strip_decay(
-    const Step *p, int64_t numel, Strip *weights, Strip *gradients, int fused
-) {
-    if (p->decay != 1.0f)
-        for (int64_t i = 0; i < numel; i++)
-            weights->values[i] *= p->decay;
     if (p->coupled_decay != 0.0f)
         for (int64_t i = 0; i < numel; i++)
             gradients->values[i] = multiply_add(
@@ -274,13 +283,15 @@ INLINE void strip_decay(
 
 /* Torch's lerp starts from the end that is nearer. */
 INLINE void strip_averages(
-    const Step *p, int64_t at, int64_t numel, const Strip *gradients, int fused
+    const Step *p, int64_t at, int64_t numel, Strip *weights, const Strip *gradients, int fused
 ) {
+    const uint16_t *narrow = (const uint16_t *)p->gradient + at;
     float *restrict m = p->exp_avg + at, *restrict v = p->exp_avg_sq + at;
     int near = fabsf(p->average) < 0.5f;
     float factor = near ? p->average : p->average - 1.0f;
     for (int64_t i = 0; i < numel; i++) {
-        float g = gradients->values[i];
+        float g = gradients ? gradients->values[i] : widened(narrow[i]);
+        weights->values[i] *= p->decay;
         m[i] = multiply_add(factor, g - m[i], near ? m[i] : g, fused);
         v[i] = multiply_add(p->square * g, g, v[i] * p->beta2, fused);
     }
@@ -322,26 +333,25 @@ INLINE float quotient(float value, Divisor by) {
 INLINE void strip_step(const Step *p, int64_t at, int64_t numel, Strip *weights, int fused) {
     Divisor correction = divisor_of(p->correction, fused);
     const float *m = p->exp_avg + at, *squares = strip_largest(p, at, numel);
-    float roots[STRIP];
+    float roots[STRIP] __attribute__((aligned(LINE)));
     if (p->roots)
         p->roots((int32_t)numel, squares, roots, p->roots_mode);
     else
         for (int64_t i = 0; i < numel; i++)
             roots[i] = sqrtf(squares[i]);
-    if (correction.fast)
-        for (int64_t i = 0; i < numel; i++)
-            roots[i] = quotient(roots[i], correction);
-    else
+    if (!correction.fast)
         for (int64_t i = 0; i < numel; i++)
             roots[i] /= correction.divisor;
     for (int64_t i = 0; i < numel; i++) {
-        float divisor = roots[i] + p->eps;
-        weights->values[i] += p->negative_step_size * m[i] / divisor;
+        float root = correction.fast ? quotient(roots[i], correction) : roots[i];
+        weights->values[i] += p->negative_step_size * m[i] / (root + p->eps);
     }
 }
 
-INLINE void prefetch_strip(const Step *p, int64_t at) {
+INLINE void prefetch_strip(const Split *s, const Step *p, int64_t at) {
     for (int64_t row = at; row < at + STRIP; row += SIDE) {
+        PREFETCH(s->weight + row, BLOCK, 2, 1); /* the next block's fingerprint comes first */
+        PREFETCH(s->residual + row, AHEAD, 2, 1);
         PREFETCH(p->exp_avg + row, STEP_AHEAD, 4, 1);
         PREFETCH(p->exp_avg_sq + row, STEP_AHEAD, 4, 1);
         if (p->gradient_is_bf16)
@@ -351,22 +361,32 @@ INLINE void prefetch_strip(const Step *p, int64_t at) {
     }
 }
 
+INLINE void strip_adamw(
+    const Split *s, const Step *p, int64_t at, int64_t numel, int same, int to_even, int fused
+) {
+    Strip weights, gradients;
+    prefetch_strip(s, p, at);
+    block_join(s, at, numel, same, weights.bits, to_even);
+    if (is_plain(p)) {
+        strip_averages(p, at, numel, &weights, 0, fused);
+    } else {
+        strip_gradients(p, at, numel, &weights, &gradients, fused);
+        strip_averages(p, at, numel, &weights, &gradients, fused);
+    }
+    strip_step(p, at, numel, &weights, fused);
+    block_split(s, weights.bits, at, numel, to_even);
+}
+
 INLINE void block_adamw(
     const Split *s, const Step *step, int64_t at, int64_t numel, int to_even, int fused
 ) {
     const Step own = *step, *p = &own; /* what is stored cannot change a copy: it is read once */
     int same = block_fingerprint(s, at, numel) == s->fingerprints[at / BLOCK];
-    for (int64_t strip = 0; strip < numel; strip += STRIP) {
-        int64_t from = at + strip, size = smaller(numel - strip, STRIP);
-        Strip weights, gradients;
-        prefetch_strip(p, from);
-        block_join(s, from, size, same, weights.bits, to_even);
-        strip_gradients(p, from, size, &gradients);
-        strip_decay(p, size, &weights, &gradients, fused);
-        strip_averages(p, from, size, &gradients, fused);
-        strip_step(p, from, size, &weights, fused);
-        block_split(s, weights.bits, from, size, to_even);
-    }
+    int64_t strip = 0;
+    for (; strip + STRIP <= numel; strip += STRIP) /* loops of a known length are the faster ones */
+        strip_adamw(s, p, at + strip, STRIP, same, to_even, fused);
+    if (strip < numel)
+        strip_adamw(s, p, at + strip, numel - strip, same, to_even, fused);
     s->fingerprints[at / BLOCK] = block_fingerprint(s, at, numel);
 }
 
@@ -380,6 +400,8 @@ INLINE void split_all(const Split *s, const uint32_t *master, int to_even) {
         int64_t numel = smaller(s->numel - at, BLOCK);
         for (int64_t row = 0; row < numel; row += SIDE) {
             PREFETCH(master + at + row, AHEAD, 4, 0);
+            PREFETCH(s->weight + at + row, AHEAD, 2, 1);
+            PREFETCH(s->residual + at + row, AHEAD, 2, 1);
             int64_t size = smaller(numel - row, SIDE);
             block_split(s, master + at + row, at + row, size, to_even);
         }
@@ -394,6 +416,8 @@ INLINE void join_all(const Split *s, uint32_t *master, int to_even) {
         int same = block_fingerprint(s, at, numel) == s->fingerprints[at / BLOCK];
         for (int64_t row = 0; row < numel; row += SIDE) {
             PREFETCH(master + at + row, AHEAD, 4, 1);
+            PREFETCH(s->residual + at + row, AHEAD, 2, 0);
+            PREFETCH(s->weight + at + row, BLOCK, 2, 0); /* the next fingerprint comes first */
             int64_t size = smaller(numel - row, SIDE);
             block_join(s, at + row, size, same, master + at + row, to_even);
         }
