@@ -1,6 +1,6 @@
 """All 2 ** 32 patterns of FP32 through a codec: `python3 -m nox -s exhaustive`.
 
-Usage: python packages/ascend-reuse-param/tests/exhaustive.py [eager|native] ...
+Usage: python packages/ascend-reuse-param/tests/exhaustive.py [eager|native|compiled] ...
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import Codec, Parts
+from ascend_reuse_param._kernels.compiled import CompiledCodec
 from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec
 
@@ -65,6 +66,10 @@ def check_chunk(master: torch.Tensor, weight: torch.Tensor, joined: torch.Tensor
 
 
 if __name__ == "__main__":
-    makers = {"eager": lambda: EagerCodec(CPU), "native": NativeCodec}
+    makers = {
+        "eager": lambda: EagerCodec(CPU),
+        "native": NativeCodec,
+        "compiled": lambda: CompiledCodec(CPU),
+    }
     for name in sys.argv[1:] or makers:
         check(makers[name]())

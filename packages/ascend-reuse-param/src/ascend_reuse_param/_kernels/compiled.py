@@ -1,8 +1,12 @@
 """The codec as `torch.compile` makes it: the same integers in a few fused loops.
 
-[Note: 32 bits alone] A loop that loads or stores an integer of 16 bits, or stores one of 8, is not
-vectorized on a CPU and takes up to ten times as long. So the loops work on integers of 32, a chunk
-at a time, and torch's copies narrow and widen them while they are in a cache.
+[Note: two elements in a word] A loop that loads or stores an integer of 16 bits, that compares, or
+that looks at a float's bits is not vectorized on a CPU and takes up to ten times as long; integers
+of 32 and of 64 bits are. So two elements of 16 bits are read as one integer of 32, spread to the
+low halves of the two halves of one of 64, and worked on together there. No sum crosses from one
+into the other: each has 32 bits of its own, and none is larger. What would be a comparison is the
+carry of a sum. The earlier element is the lower one: this is for processors that are
+little-endian, as all are that torch compiles for.
 
 [Note: whole blocks alone] What is compiled is compiled again for each new relation between sizes
 (one element, a multiple of 8, a multiple of a block), and given up after a few. So it gets whole
@@ -18,33 +22,47 @@ import torch
 from ascend_core.optim.arena import Arena, aligned
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding
 from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
-from ascend_reuse_param._kernels.eager import COPIES, DIAGONAL, GATHER, EagerCodec
+from ascend_reuse_param._kernels.eager import EagerCodec
 
 __all__ = ["CompiledCodec"]
 
 _CHUNK = 1 << 20  # elements: calling what is compiled takes as long as some 10 000 of them
+
+# Of both elements of a word: the lowest bit, the low half, and what is added so that bit 16 says
+# more than 0x8000, bit 15 of an upper half NaN, bit 31 NaN, and bit 17 not 0.
+_ONES = 0x0000_0001_0000_0001
+_LOW = 0xFFFF * _ONES
+_ABOVE_HALF = 0x7FFF * _ONES
+_UPPER_NAN = 0x007F * _ONES
+_NAN = 0x007F_FFFF * _ONES
+_NOT_ZERO = 0x1_FFFF * _ONES
+
+_LANES = 16  # words of 64 bits that one word of 32 bits of a bitmap is about
 
 
 class _Temporaries:
     """What a chunk of whole blocks needs, cut from an arena.
 
     Attributes:
-        high: int32 [n], the weight's bits.
-        low: int32 [n], the residual.
-        marks: int32 [n], 1 for an exception.
-        bytes: uint8 [n], the same.
-        same: int32 [n / BLOCK, 1], 1 where a fingerprint is right.
+        marks: int32 [n / 2], the exceptions of two elements.
+        bytes: uint8 [n / 2], the same.
+        sixteens: int32 [n / 16], those of 16 elements.
+        words: int32 [n / 32], those of 32: the bitmap.
+        same: int64 [n / BLOCK], -1 where a fingerprint is right, else 0.
     """
 
     def __init__(self, numel: int, scratch: Arena) -> None:
-        self.high, self.low, self.marks = (scratch.take(numel, torch.int32) for _ in range(3))
-        self.bytes = scratch.take(numel, torch.uint8)
-        self.same = scratch.take(numel // BLOCK, torch.int32).unsqueeze(1)
+        self.marks = scratch.take(numel // 2, torch.int32)
+        self.bytes = scratch.take(numel // 2, torch.uint8)
+        self.sixteens = scratch.take(numel // 16, torch.int32)
+        self.words = scratch.take(numel // 32, torch.int32)
+        self.same = scratch.take(numel // BLOCK, torch.int64)
 
     @staticmethod
     def nbytes(numel: int) -> int:
-        """What an instance for so many elements cuts."""
-        return 3 * aligned(numel * 4) + aligned(numel) + aligned(numel // BLOCK * 4)
+        """What an instance for so many elements cuts, and what is cut for what is not aligned."""
+        own = (2 * numel, numel // 2, numel // 4, numel // 8, numel // BLOCK * 8)
+        return sum(map(aligned, own)) + aligned(4 * numel) + 2 * aligned(2 * numel)
 
 
 class CompiledCodec:
@@ -66,11 +84,11 @@ class CompiledCodec:
         self.rounding: Rounding = rounding
         assert chunk % BLOCK == 0 and chunk > BLOCK
         self._chunk = chunk
-        self._weighted = torch.tensor(WEIGHTED, dtype=torch.int64, device=device)
-        self._plain = torch.tensor(PLAIN, dtype=torch.int64, device=device)
-        loops = (_split, _pack, _fingerprint, _unpack, _same, _join)
+        rows = (WEIGHTED[0::2], WEIGHTED[1::2], PLAIN[0::2], PLAIN[1::2])
+        self._tables = torch.tensor(rows, dtype=torch.int64, device=device)
+        loops = (_split, _finish, _join)
         compiled = (torch.compile(loop, dynamic=True, fullgraph=True) for loop in loops)
-        self._split, self._pack, self._fingerprint, self._unpack, self._same, self._join = compiled
+        self._split, self._finish, self._join = compiled
         self._eager = EagerCodec(device, rounding)
 
     def scratch_bytes(self, numel: int) -> int:
@@ -85,10 +103,8 @@ class CompiledCodec:
         """See `Codec.split`."""
         for start, stop in _chunks(master.numel(), self._chunk):
             with scratch.passing():
-                chunk = _Temporaries(stop - start, scratch)
-                self._split_chunk(
-                    master[start:stop], weight[start:stop], parts.cut(start, stop), chunk
-                )
+                chunk = parts.cut(start, stop)
+                self._split_chunk(master[start:stop], weight[start:stop], chunk, scratch)
         whole = _whole(master.numel())
         rest = parts.cut(whole, master.numel())
         self._eager.split(master[whole:], weight[whole:], rest, scratch)
@@ -99,40 +115,44 @@ class CompiledCodec:
         """See `Codec.join`."""
         for start, stop in _chunks(master.numel(), self._chunk):
             with scratch.passing():
-                chunk = _Temporaries(stop - start, scratch)
-                self._join_chunk(
-                    weight[start:stop], parts.cut(start, stop), master[start:stop], chunk
-                )
+                chunk = parts.cut(start, stop)
+                self._join_chunk(weight[start:stop], chunk, master[start:stop], scratch)
         whole = _whole(master.numel())
         rest = parts.cut(whole, master.numel())
         self._eager.join(weight[whole:], rest, master[whole:], scratch)
 
     def _split_chunk(
-        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, chunk: _Temporaries
+        self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
-        bits = master.view(torch.int32)
-        self._split(bits, chunk.high, None if parts.bitmap is None else chunk.marks)
-        weight.view(torch.int16).copy_(chunk.high)
-        parts.residual.copy_(bits)  # keeps the low half, on the devices that this is for
-        if parts.bitmap is not None:
-            chunk.bytes.copy_(chunk.marks)
-            self._pack(chunk.bytes.view(torch.int64), parts.bitmap)
-        self._fingerprint(chunk.high, self._weighted, self._plain, parts.fingerprints)
+        chunk = _Temporaries(master.numel(), scratch)
+        bits = _filled(master, torch.int64, scratch)
+        high = _place(weight, torch.int32, scratch)
+        low = _place(parts.residual, torch.int32, scratch)
+        if parts.bitmap is None:
+            self._split(bits, high, low, None)
+            self._finish(high, self._tables, parts.fingerprints, None, None)
+        else:
+            self._split(bits, high, low, chunk.marks)
+            eights = chunk.bytes.copy_(chunk.marks).view(torch.int64)
+            self._finish(high, self._tables, parts.fingerprints, eights, chunk.sixteens)
+            chunk.words.view(torch.int16).copy_(chunk.sixteens)
+            parts.bitmap.copy_(chunk.words.view(torch.uint8))
+        _put(high, weight)
+        _put(low, parts.residual)
 
     def _join_chunk(
-        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, chunk: _Temporaries
+        self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
-        chunk.high.copy_(weight.view(torch.int16))
-        chunk.low.copy_(parts.residual)
-        expected = parts.fingerprints.unsqueeze(1)
-        self._same(chunk.high, self._weighted, self._plain, expected, chunk.same)
-        marks = None
+        chunk = _Temporaries(master.numel(), scratch)
+        high = _filled(weight, torch.int32, scratch)
+        low = _filled(parts.residual, torch.int32, scratch)
+        bits = _place(master, torch.int64, scratch)
+        words = None
         if parts.bitmap is not None:
-            self._unpack(parts.bitmap, chunk.bytes.view(torch.int64))
-            marks = chunk.marks.copy_(chunk.bytes).view(-1, BLOCK)
-        bits = master.view(torch.int32)
-        high, low, out = (tensor.view(-1, BLOCK) for tensor in (chunk.high, chunk.low, bits))
-        self._join(high, low, marks, chunk.same, out)
+            words = chunk.words
+            words.view(torch.uint8).copy_(parts.bitmap)
+        self._join(high, low, words, self._tables, parts.fingerprints, chunk.same, bits)
+        _put(bits, master)
 
 
 def _whole(numel: int) -> int:
@@ -149,64 +169,104 @@ def _chunks(numel: int, size: int) -> list[tuple[int, int]]:
     return list(pairwise(starts))
 
 
-def _split(bits: torch.Tensor, high: torch.Tensor, marks: torch.Tensor | None) -> None:
-    magnitude, low, top = bits & 0x7FFFFFFF, bits & 0xFFFF, bits >> 16
-    nan = magnitude > 0x7F800000
+def _place(tensor: torch.Tensor, dtype: torch.dtype, scratch: Arena) -> torch.Tensor:
+    """A tensor as words of twice its size: a view, or scratch where its address is no multiple."""
+    size = dtype.itemsize
+    if tensor.storage_offset() % 2 == 0 and tensor.data_ptr() % size == 0:
+        return tensor.view(dtype)
+    return scratch.take(tensor.numel() // 2, dtype)
+
+
+def _filled(tensor: torch.Tensor, dtype: torch.dtype, scratch: Arena) -> torch.Tensor:
+    """The same, with what is in the tensor."""
+    words = _place(tensor, dtype, scratch)
+    if words.data_ptr() != tensor.data_ptr():
+        words.view(tensor.dtype).copy_(tensor)
+    return words
+
+
+def _put(words: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy back what was written into a `_place`."""
+    if words.data_ptr() != tensor.data_ptr():
+        tensor.copy_(words.view(tensor.dtype))
+
+
+def _spread(pairs: torch.Tensor) -> torch.Tensor:
+    """Two elements of 16 bits to the low halves of the halves of 64."""
+    words = pairs.to(torch.int64) & 0xFFFF_FFFF
+    return (words | (words << 16)) & _LOW
+
+
+def _gathered(words: torch.Tensor) -> torch.Tensor:
+    """The inverse of `_spread`."""
+    return (words | (words >> 16)).to(torch.int32)
+
+
+def _split(
+    bits: torch.Tensor, high: torch.Tensor, residual: torch.Tensor, marks: torch.Tensor | None
+) -> None:
+    low, top = bits & _LOW, (bits >> 16) & _LOW
+    nan = (((bits & 0x7FFF_FFFF * _ONES) + _NAN) >> 31) & _ONES
     if marks is None:
-        up = low >= 0x8000
+        up = (low >> 15) & _ONES
     else:
-        tie = ((bits & 0x1FFFF) == 0x18000) & ~nan
-        up = (low > 0x8000) | tie
-        marks.copy_((tie | (nan & (magnitude < 0x7FC00000))).to(torch.int32))
-    high.copy_(torch.where(nan, top | 0x40, top + up.to(torch.int32)))
+        up = ((low + (top & _ONES) + _ABOVE_HALF) >> 16) & _ONES
+        from_tie = (bits & _NOT_ZERO) ^ 0x1_8000 * _ONES  # 0 for a tie above an odd upper half
+        tie = ~((from_tie + _NOT_ZERO) >> 17) & _ONES
+        signalling = ~(bits >> 22) & _ONES
+        exception = tie ^ ((tie ^ signalling) & nan)
+        marks.copy_((exception | (exception >> 31)).to(torch.int32) & 3)
+    high.copy_(_gathered((top + (up & ~nan)) | (nan << 6)))
+    residual.copy_(_gathered(low))
 
 
-def _pack(eights: torch.Tensor, bitmap: torch.Tensor) -> None:
-    bitmap.copy_((eights * GATHER >> 56) & 0xFF)
-
-
-def _unpack(bitmap: torch.Tensor, eights: torch.Tensor) -> None:
-    eights.copy_((bitmap.to(torch.int64) * COPIES) & DIAGONAL)
-
-
-def _fingerprint(
-    high: torch.Tensor, weighted: torch.Tensor, plain: torch.Tensor, out: torch.Tensor
-) -> None:
-    out.copy_(_fingerprints(high, weighted, plain))
-
-
-def _same(
+def _finish(
     high: torch.Tensor,
-    weighted: torch.Tensor,
-    plain: torch.Tensor,
-    expected: torch.Tensor,
-    out: torch.Tensor,
+    tables: torch.Tensor,
+    fingerprints: torch.Tensor,
+    eights: torch.Tensor | None,
+    sixteens: torch.Tensor | None,
 ) -> None:
-    out.copy_((_fingerprints(high, weighted, plain).unsqueeze(1) == expected).to(torch.int32))
+    """Fingerprint, and put the exceptions of 16 elements, two in each byte, side by side."""
+    fingerprints.copy_(_fingerprints(high, tables))
+    if eights is not None and sixteens is not None:
+        fours = (eights | (eights >> 6)) & 0x000F_000F_000F_000F
+        halves = (fours | (fours >> 12)) & 0x0000_00FF_0000_00FF
+        sixteens.copy_((halves | (halves >> 24)).to(torch.int32) & 0xFFFF)
 
 
-def _fingerprints(high: torch.Tensor, weighted: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    blocks = high.view(-1, SIDE, SIDE)
+def _fingerprints(high: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    blocks = high.view(-1, SIDE, SIDE // 2)
     rows = torch.arange(SIDE, 0, -1, dtype=torch.int32, device=high.device).unsqueeze(1)
-    sums = blocks.sum(1, dtype=torch.int32).to(torch.int64)
-    of_rows = (blocks * rows).sum(1, dtype=torch.int32).to(torch.int64)
-    return (of_rows * weighted + sums * plain).sum(1)
+    even, odd = blocks << 16 >> 16, blocks >> 16
+    sums = [column.sum(1, dtype=torch.int32) for column in (even * rows, odd * rows, even, odd)]
+    products = [
+        columns.to(torch.int64) * table for columns, table in zip(sums, tables, strict=True)
+    ]
+    return torch.sum(products[0] + products[1] + products[2] + products[3], 1)
 
 
 def _join(
     high: torch.Tensor,
     residual: torch.Tensor,
-    marks: torch.Tensor | None,
+    words: torch.Tensor | None,
+    tables: torch.Tensor,
+    fingerprints: torch.Tensor,
     same: torch.Tensor,
     bits: torch.Tensor,
 ) -> None:
-    low = residual * same
-    nan = (high & 0x7FFF) > 0x7F80
-    more = nan & (low < 0)
-    if marks is None:
-        bits.copy_(((high + more.to(torch.int32)) << 16) + low)
-        return
-    exception = marks * same != 0
-    more = more | ((low == -0x8000) & ~exception)
-    signalling = (nan & exception).to(torch.int32) << 22
-    bits.copy_(((high + more.to(torch.int32)) << 16) + low - signalling)
+    same.copy_(-(_fingerprints(high, tables) == fingerprints).to(torch.int64))
+    shape = (-1, BLOCK // 32, _LANES)
+    right = same.view(-1, 1, 1)
+    top = _spread(high.view(shape))
+    low = _spread(residual.view(shape)) & right
+    nan = (((top & 0x7FFF * _ONES) + _UPPER_NAN) >> 15) & _ONES
+    if words is None:
+        down = (low >> 15) & _ONES
+    else:
+        places = torch.arange(0, 32, 2, dtype=torch.int32, device=high.device)
+        two = ((words.view(-1, BLOCK // 32, 1) >> places) & 3).to(torch.int64) & right
+        exception = (two | (two << 31)) & _ONES
+        down = ((low + exception + _ABOVE_HALF) >> 16) & _ONES
+        top = top - ((exception & nan) << 6)
+    bits.view(shape).copy_(((top - (down & ~nan)) << 16) | low)
