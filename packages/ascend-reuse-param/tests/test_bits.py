@@ -115,6 +115,30 @@ def test_every_class_of_bits_is_exact(codec: Codec, device: torch.device) -> Non
     assert_exact(codec, all_classes().to(device))
 
 
+@pytest.mark.parametrize(
+    "pattern", [0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF80FFFF, 0xFFFFFFFF, 0xFFC08000]
+)
+@pytest.mark.parametrize("place", [0, 6000, 10_000])
+def test_one_nan_among_numbers_is_exact(
+    codec: Codec, device: torch.device, pattern: int, place: int
+) -> None:
+    masters = torch.randn(10_001, generator=torch.Generator().manual_seed(0))
+    masters[5000:5050] = patterns(0x3F818000)  # ties that go up
+    masters[5050:5100] = patterns(0x3F808000)  # ties that go down
+    masters.view(torch.int32)[place] = patterns(pattern).view(torch.int32)[0]
+    assert_exact(codec, masters.to(device))
+
+
+def test_a_nan_that_somebody_else_wrote_is_taken(codec: Codec, device: torch.device) -> None:
+    masters = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    weight, parts = split(codec, masters.to(device))
+    weight.view(torch.int16)[7] = 0x7F81
+    joined = join(codec, weight, parts)
+    expected = torch.where(torch.arange(5000) < BLOCK, weight.cpu().float(), masters)
+    expected.view(torch.int32)[7] = 0x7F810000
+    assert torch.equal(integers(joined), integers(expected))
+
+
 @pytest.mark.parametrize("numel", SIZES)
 def test_any_number_of_elements_is_exact(codec: Codec, device: torch.device, numel: int) -> None:
     ordinary = torch.randn(numel, generator=torch.Generator().manual_seed(0))
