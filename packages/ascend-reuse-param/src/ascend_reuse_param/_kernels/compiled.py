@@ -11,6 +11,10 @@ little-endian, as all are that torch compiles for.
 [Note: whole blocks alone] What is compiled is compiled again for each new relation between sizes
 (one element, a multiple of 8, a multiple of a block), and given up after a few. So it gets whole
 blocks, two at least, which all have the same relations; the rest goes to torch's operators.
+
+[Note: apart] Where what is compiled writes to an argument that shares its storage with another one,
+as all that an arena cuts does, it works on copies, or cannot be compiled at all. So each argument
+is made a tensor with a storage of its own over the same memory.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from ascend_reuse_param._kernels.eager import EagerCodec
 
 __all__ = ["CompiledCodec"]
 
-_CHUNK = 1 << 20  # elements: calling what is compiled takes as long as some 10 000 of them
+_CHUNK = 1 << 21  # elements: calling what is compiled takes as long as some 100 000 of them
+_CHUNK_OF_REST = 1 << 16  # what is shorter than a block, or not aligned: it is worth little memory
 
 # Of both elements of a word: the lowest bit, the low half, and what is added so that bit 16 says
 # more than 0x8000, bit 15 of an upper half NaN, bit 31 NaN, and bit 17 not 0.
@@ -36,6 +41,9 @@ _ABOVE_HALF = 0x7FFF * _ONES
 _UPPER_NAN = 0x007F * _ONES
 _NAN = 0x007F_FFFF * _ONES
 _NOT_ZERO = 0x1_FFFF * _ONES
+
+# Whatever the number of its operators, a loop stays one, and what is in between in registers.
+_OPTIONS = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 16}
 
 _LANES = 16  # words of 64 bits that one word of 32 bits of a bitmap is about
 
@@ -52,21 +60,23 @@ class _Temporaries:
     """
 
     def __init__(self, numel: int, scratch: Arena) -> None:
-        self.marks = scratch.take(numel // 2, torch.int32)
+        self.marks = _apart(scratch.take(numel // 2, torch.int32))
         self.bytes = scratch.take(numel // 2, torch.uint8)
-        self.sixteens = scratch.take(numel // 16, torch.int32)
-        self.words = scratch.take(numel // 32, torch.int32)
-        self.same = scratch.take(numel // BLOCK, torch.int64)
+        self.sixteens = _apart(scratch.take(numel // 16, torch.int32))
+        self.words = _apart(scratch.take(numel // 32, torch.int32))
+        self.same = _apart(scratch.take(numel // BLOCK, torch.int64))
 
     @staticmethod
     def nbytes(numel: int) -> int:
-        """What an instance for so many elements cuts, and what is cut for what is not aligned."""
+        """What an instance for so many elements cuts."""
         own = (2 * numel, numel // 2, numel // 4, numel // 8, numel // BLOCK * 8)
-        return sum(map(aligned, own)) + aligned(4 * numel) + 2 * aligned(2 * numel)
+        return sum(map(aligned, own))
 
 
 class CompiledCodec:
     """Splits and joins in loops that `torch.compile` generates at the first call.
+
+    A weight whose address is no multiple of 4 goes through torch's operators.
 
     Args:
         device: Where the tensors are.
@@ -87,108 +97,102 @@ class CompiledCodec:
         rows = (WEIGHTED[0::2], WEIGHTED[1::2], PLAIN[0::2], PLAIN[1::2])
         self._tables = torch.tensor(rows, dtype=torch.int64, device=device)
         loops = (_split, _finish, _join)
-        compiled = (torch.compile(loop, dynamic=True, fullgraph=True) for loop in loops)
+        compiled = (
+            torch.compile(loop, dynamic=True, fullgraph=True, options={**_OPTIONS})
+            for loop in loops
+        )
         self._split, self._finish, self._join = compiled
-        self._eager = EagerCodec(device, rounding)
+        self._eager = EagerCodec(device, rounding, chunk=_CHUNK_OF_REST)
 
     def scratch_bytes(self, numel: int) -> int:
         """How much of an arena `split` or `join` takes; all of it is given back."""
         largest = max((stop - start for start, stop in _chunks(numel, self._chunk)), default=0)
-        compiled = _Temporaries.nbytes(largest)
-        return max(compiled, self._eager.scratch_bytes(numel - _whole(numel)))
+        return max(_Temporaries.nbytes(largest), self._eager.scratch_bytes(numel))
 
     def split(
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
         """See `Codec.split`."""
-        for start, stop in _chunks(master.numel(), self._chunk):
+        whole = _whole(master, weight, parts.residual)
+        for start, stop in _chunks(whole, self._chunk):
             with scratch.passing():
                 chunk = parts.cut(start, stop)
                 self._split_chunk(master[start:stop], weight[start:stop], chunk, scratch)
-        whole = _whole(master.numel())
-        rest = parts.cut(whole, master.numel())
-        self._eager.split(master[whole:], weight[whole:], rest, scratch)
+        if whole < master.numel():
+            rest = parts.cut(whole, master.numel())
+            self._eager.split(master[whole:], weight[whole:], rest, scratch)
 
     def join(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         """See `Codec.join`."""
-        for start, stop in _chunks(master.numel(), self._chunk):
+        whole = _whole(master, weight, parts.residual)
+        for start, stop in _chunks(whole, self._chunk):
             with scratch.passing():
                 chunk = parts.cut(start, stop)
                 self._join_chunk(weight[start:stop], chunk, master[start:stop], scratch)
-        whole = _whole(master.numel())
-        rest = parts.cut(whole, master.numel())
-        self._eager.join(weight[whole:], rest, master[whole:], scratch)
+        if whole < master.numel():
+            rest = parts.cut(whole, master.numel())
+            self._eager.join(weight[whole:], rest, master[whole:], scratch)
 
     def _split_chunk(
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
     ) -> None:
-        chunk = _Temporaries(master.numel(), scratch)
-        bits = _filled(master, torch.int64, scratch)
-        high = _place(weight, torch.int32, scratch)
-        low = _place(parts.residual, torch.int32, scratch)
+        bits = _apart(master.view(torch.int64))
+        high, low = (_apart(half.view(torch.int32)) for half in (weight, parts.residual))
+        fingerprints = _apart(parts.fingerprints)
         if parts.bitmap is None:
             self._split(bits, high, low, None)
-            self._finish(high, self._tables, parts.fingerprints, None, None)
-        else:
-            self._split(bits, high, low, chunk.marks)
-            eights = chunk.bytes.copy_(chunk.marks).view(torch.int64)
-            self._finish(high, self._tables, parts.fingerprints, eights, chunk.sixteens)
-            chunk.words.view(torch.int16).copy_(chunk.sixteens)
-            parts.bitmap.copy_(chunk.words.view(torch.uint8))
-        _put(high, weight)
-        _put(low, parts.residual)
+            self._finish(high, self._tables, fingerprints, None, None)
+            return
+        chunk = _Temporaries(master.numel(), scratch)
+        self._split(bits, high, low, chunk.marks)
+        eights = _apart(chunk.bytes.copy_(chunk.marks).view(torch.int64))
+        self._finish(high, self._tables, fingerprints, eights, chunk.sixteens)
+        chunk.words.view(torch.int16).copy_(chunk.sixteens)
+        parts.bitmap.copy_(chunk.words.view(torch.uint8))
 
     def _join_chunk(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
         chunk = _Temporaries(master.numel(), scratch)
-        high = _filled(weight, torch.int32, scratch)
-        low = _filled(parts.residual, torch.int32, scratch)
-        bits = _place(master, torch.int64, scratch)
         words = None
         if parts.bitmap is not None:
             words = chunk.words
             words.view(torch.uint8).copy_(parts.bitmap)
-        self._join(high, low, words, self._tables, parts.fingerprints, chunk.same, bits)
-        _put(bits, master)
+        high, low = (_apart(half.view(torch.int32)) for half in (weight, parts.residual))
+        # Of the shape that it is written in: otherwise it would be written elsewhere first.
+        bits = _apart(master.view(torch.int64)).view(-1, BLOCK // 32, _LANES)
+        fingerprints = _apart(parts.fingerprints)
+        self._join(high, low, words, self._tables, fingerprints, chunk.same, bits)
 
 
-def _whole(numel: int) -> int:
-    """How many elements are compiled."""
-    return numel // BLOCK * BLOCK if numel >= 2 * BLOCK else 0
+def _whole(master: torch.Tensor, *halves: torch.Tensor) -> int:
+    """How many elements are compiled: whole blocks of what can be read two at a time."""
+    numel = master.numel()
+    if numel < 2 * BLOCK or not all(map(_is_aligned, (master, *halves))):
+        return 0
+    return numel // BLOCK * BLOCK
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether it can be viewed as words of twice the size."""
+    return tensor.storage_offset() % 2 == 0 and tensor.data_ptr() % (2 * tensor.itemsize) == 0
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor with a storage of its own."""
+    apart: torch.Tensor = torch.from_dlpack(tensor)
+    return apart
 
 
 def _chunks(numel: int, size: int) -> list[tuple[int, int]]:
     """Where the chunks begin and end. None is of one block: that would be compiled for itself."""
-    whole = _whole(numel)
+    whole = numel // BLOCK * BLOCK if numel >= 2 * BLOCK else 0
     starts = [*range(0, whole, size), whole]
     if len(starts) > 2 and whole - starts[-2] == BLOCK:
         starts[-2] -= BLOCK
     return list(pairwise(starts))
-
-
-def _place(tensor: torch.Tensor, dtype: torch.dtype, scratch: Arena) -> torch.Tensor:
-    """A tensor as words of twice its size: a view, or scratch where its address is no multiple."""
-    size = dtype.itemsize
-    if tensor.storage_offset() % 2 == 0 and tensor.data_ptr() % size == 0:
-        return tensor.view(dtype)
-    return scratch.take(tensor.numel() // 2, dtype)
-
-
-def _filled(tensor: torch.Tensor, dtype: torch.dtype, scratch: Arena) -> torch.Tensor:
-    """The same, with what is in the tensor."""
-    words = _place(tensor, dtype, scratch)
-    if words.data_ptr() != tensor.data_ptr():
-        words.view(tensor.dtype).copy_(tensor)
-    return words
-
-
-def _put(words: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy back what was written into a `_place`."""
-    if words.data_ptr() != tensor.data_ptr():
-        tensor.copy_(words.view(tensor.dtype))
 
 
 def _spread(pairs: torch.Tensor) -> torch.Tensor:
@@ -256,7 +260,7 @@ def _join(
     bits: torch.Tensor,
 ) -> None:
     same.copy_(-(_fingerprints(high, tables) == fingerprints).to(torch.int64))
-    shape = (-1, BLOCK // 32, _LANES)
+    shape = bits.shape
     right = same.view(-1, 1, 1)
     top = _spread(high.view(shape))
     low = _spread(residual.view(shape)) & right
@@ -269,4 +273,4 @@ def _join(
         exception = (two | (two << 31)) & _ONES
         down = ((low + exception + _ABOVE_HALF) >> 16) & _ONES
         top = top - ((exception & nan) << 6)
-    bits.view(shape).copy_(((top - (down & ~nan)) << 16) | low)
+    bits.copy_(((top - (down & ~nan)) << 16) | low)
