@@ -343,6 +343,17 @@ def test_the_wrapped_optimizer_refuses_to_step_by_itself() -> None:
     inner.step()
 
 
+def test_the_wrapped_optimizer_says_when_the_windowed_one_is_gone() -> None:
+    params = parameters(3)
+    inner = optim.AdamW(params)
+    windowed(inner)
+    gc.collect()
+    with_gradients(params)
+    with pytest.raises(FeatureError, match="which is gone") as refusal:
+        inner.step()
+    assert "remove()" not in str(refusal.value)
+
+
 def test_state_that_is_there_already_moves_in_and_out() -> None:
     plain, ours = parameters(300, 5), parameters(300, 5)
     left, inner = optim.AdamW(plain, lr=1e-2), optim.AdamW(ours, lr=1e-2)

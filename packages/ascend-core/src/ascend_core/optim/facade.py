@@ -416,7 +416,7 @@ def windowed(
     for parameter in listed:
         optimizer.state.pop(parameter, None)
     facade._left_behind = optimizer.state
-    facade._guards = _guarded(optimizer)
+    facade._guards = _guarded(optimizer, facade)
     return facade
 
 
@@ -455,27 +455,36 @@ def _make_sums_anew(group: Mapping[str, Any], state: dict[int, Any]) -> None:
 class _Refusal:
     """A hook, shared by both, that refuses to use the wrapped optimizer by itself."""
 
-    def __init__(self, optimizer: optim.Optimizer, call: str) -> None:
+    def __init__(self, optimizer: optim.Optimizer, facade: WindowedOptimizer, call: str) -> None:
         self._wrapped = weakref.ref(optimizer)
+        self._facade = weakref.ref(facade)
         self._call = call
 
     def __call__(self, called: optim.Optimizer, *_: Any) -> None:
-        if called is self._wrapped():
-            raise FeatureError(
-                f"this {type(called).__name__} was wrapped, and its own {self._call}() was called.",
-                why="its state lives with the windowed optimizer that was made from it.",
-                instead=f"call {self._call}() of that one, or remove() it first.",
+        if called is not self._wrapped():
+            return
+        why = "its state lives with the windowed optimizer that was made from it."
+        instead = f"call {self._call}() of that one, or remove() it first."
+        if self._facade() is None:
+            why = (
+                "its state lived with the windowed optimizer that was made from it, which is gone."
             )
+            instead = "build both anew, keep the windowed one, and load a checkpoint."
+        raise FeatureError(
+            f"this {type(called).__name__} was wrapped, and its own {self._call}() was called.",
+            why=why,
+            instead=instead,
+        )
 
 
-def _guarded(optimizer: optim.Optimizer) -> list[RemovableHandle]:
+def _guarded(optimizer: optim.Optimizer, facade: WindowedOptimizer) -> list[RemovableHandle]:
     """Refuse what would need the state that has moved."""
     registers: dict[str, Callable[[Any], RemovableHandle]] = {
         "step": optimizer.register_step_pre_hook,
         "state_dict": optimizer.register_state_dict_pre_hook,
         "load_state_dict": optimizer.register_load_state_dict_pre_hook,
     }
-    return [register(_Refusal(optimizer, call)) for call, register in registers.items()]
+    return [register(_Refusal(optimizer, facade, call)) for call, register in registers.items()]
 
 
 def _checked_size(times: int | None, window_bytes: int | None) -> WindowSize:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from ascend_core.optim.arena import Arena, aligned
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding
@@ -182,7 +183,7 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor with a storage of its own."""
-    apart: torch.Tensor = torch.from_dlpack(tensor)
+    apart: torch.Tensor = from_dlpack(tensor)
     return apart
 
 
