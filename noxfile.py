@@ -103,7 +103,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
-    """Split and join all 2 ** 32 patterns of FP32 (`-- native` or `-- eager`: one codec alone)."""
+    """Split and join all 2 ** 32 patterns of FP32 (`-- native`: one codec alone)."""
     script = "packages/ascend-reuse-param/tests/exhaustive.py"
     run_shared(session, "python", script, *session.posargs)
 

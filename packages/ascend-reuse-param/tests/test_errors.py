@@ -60,14 +60,31 @@ def test_an_optimizer_without_bf16_parameters_is_refused() -> None:
     optimizer.step()
 
 
-def test_fp16_is_refused_before_anything_is_stepped() -> None:
-    params = [weight(3), weight(3, dtype=torch.float16)]
-    optimizer = reuse_param(optim.AdamW(params))
-    for parameter in params:
-        parameter.grad = torch.ones_like(parameter)
+def test_fp16_is_refused_at_once() -> None:
+    inner = optim.AdamW([weight(3), weight(3, dtype=torch.float16)])
     with pytest.raises(ConfigError, match="parameter 1 of group 0 is FP16"):
-        optimizer.step()
-    assert all((parameter == 1).all() for parameter in params)
+        reuse_param(inner)
+    inner.state_dict()  # as it was
+
+
+def test_fp16_is_refused_when_it_is_added() -> None:
+    params = [weight(3)]
+    optimizer = reuse_param(optim.AdamW(params, lr=0.1))
+    with pytest.raises(ConfigError, match="parameter 0 of group 1 is FP16"):
+        optimizer.add_param_group({"params": [weight(3, dtype=torch.float16)]})
+    assert len(optimizer.param_groups) == 1
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    assert not (params[0] == 1).any()
+
+
+def test_fp16_that_is_not_trained_is_let_be() -> None:
+    frozen = weight(3, dtype=torch.float16).requires_grad_(False)
+    params = [weight(3), frozen]
+    optimizer = reuse_param(optim.AdamW(params))
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    assert (frozen == 1).all()
 
 
 def test_parameters_in_the_same_memory_are_refused() -> None:

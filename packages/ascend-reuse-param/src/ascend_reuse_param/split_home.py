@@ -47,6 +47,20 @@ class SplitHome(Resident):
         """All but the master."""
         return [entry for entry in slot.elements if entry.name != MASTER]
 
+    def check(self, parameter: torch.Tensor, name: str) -> None:
+        """Refuse what is not the upper half of its master.
+
+        Raises:
+            ConfigError: When the parameter is FP16.
+        """
+        if parameter.dtype == torch.float16:
+            raise ConfigError(
+                f"{name} is FP16.",
+                why="an FP16 weight is not the upper half of its FP32 master: its exponent is "
+                "shorter.",
+                instead="train in BF16, or keep FP32 masters beside the weights.",
+            )
+
     def admit(self, cohort: Cohort) -> None:
         """Make room for new slots.
 
@@ -54,7 +68,8 @@ class SplitHome(Resident):
             ConfigError: When a parameter is FP16, on another device, or shares memory.
         """
         for slot in cohort.slots:
-            _check(slot, self._device)
+            self.check(slot.parameter, slot.name)
+            _check_device(slot, self._device)
         _check_apart([*self.slots(), *cohort.slots])
         self.split.admit(cohort)
         try:
@@ -114,17 +129,11 @@ class _SplitWalk(ResidentWalk):
             split.tidy()
 
 
-def _check(slot: Slot, device: torch.device) -> None:
+def _check_device(slot: Slot, device: torch.device) -> None:
     if slot.device != device:
         raise ConfigError(
             f"{slot.name} is on {slot.device}, and the first parameter on {device}.",
             instead="move the model first, and call reuse_param then.",
-        )
-    if slot.parameter.dtype == torch.float16:
-        raise ConfigError(
-            f"{slot.name} is FP16.",
-            why="an FP16 weight is not the upper half of its FP32 master: its exponent is shorter.",
-            instead="train in BF16, or keep FP32 masters beside the weights.",
         )
 
 

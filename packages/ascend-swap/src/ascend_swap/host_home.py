@@ -66,6 +66,9 @@ class HostHome:
         self._written: dict[CohortWindow, Event] = {}
         self._ring_bytes = 0
 
+    def check(self, parameter: torch.Tensor, name: str) -> None:
+        """All can be kept."""
+
     def admit(self, cohort: Cohort) -> None:
         """Take host memory for new slots, and make their masters there, slice by slice.
 

@@ -255,6 +255,13 @@ class Home(Protocol):
     masters: Masters
     kernel: Kernel | None
 
+    def check(self, parameter: torch.Tensor, name: str) -> None:
+        """Refuse what it can never keep, when that is first listed.
+
+        Raises:
+            ConfigError: When it cannot be kept.
+        """
+
     def admit(self, cohort: Cohort) -> None:
         """Make room for new slots and fill in what they have before their first step.
 

@@ -34,6 +34,9 @@ class Resident:
         """All slots that have room here."""
         return self._elements.keys()
 
+    def check(self, parameter: torch.Tensor, name: str) -> None:
+        """All can be kept."""
+
     def admit(self, cohort: Cohort) -> None:
         """Allocate and fill the state of new slots."""
         elements = {slot: _new_elements(slot, self.kept(slot)) for slot in cohort.slots}

@@ -113,6 +113,8 @@ class Roster:
                 if not (has_state or (slot.still_is(parameter) and self._fits(slot))):
                     slot = None  # nothing is lost: it has no state yet
             if slot is None:
+                if parameter.requires_grad:
+                    self._home.check(parameter, _name(group, place))
                 if not self._wants(parameter) and place not in also:
                     continue
                 slot = self._new_slot(parameter, group, _name(group, place))
