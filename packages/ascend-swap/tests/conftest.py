@@ -1,4 +1,4 @@
-"""What the tests of the windowed optimizer share."""
+"""What the tests of the windowed optimizer, and those of swap-attention, share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
 
 from ascend_core.optim import windowed
 from ascend_swap import SwapOptimizerConfig, swap_optimizer
@@ -139,3 +140,71 @@ def free() -> Callable[[int], AbstractContextManager[None]]:
         torch.npu.empty_cache()
 
     return leave
+
+
+class Attention(nn.Module):
+    """Self-attention, whose queries, keys and values are views of one storage."""
+
+    def __init__(self, hidden: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.output = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        heads = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv(x_BSD).chunk(3, -1))
+        q, k, v = (part.transpose(1, 2) for part in heads)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        out_BSD: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        return out_BSD
+
+
+class Block(nn.Module):
+    """One layer: attention and an MLP, each behind a norm."""
+
+    def __init__(self, hidden: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.input_norm = nn.LayerNorm(hidden)
+        self.self_attention = Attention(hidden, heads, causal=causal)
+        self.post_attention_norm = nn.LayerNorm(hidden)
+        self.mlp = nn.Sequential(
+            nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.Linear(2 * hidden, hidden)
+        )
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        x_BSD = x_BSD + self.self_attention(self.input_norm(x_BSD))
+        x_BSD = x_BSD + self.mlp(self.post_attention_norm(x_BSD))
+        return x_BSD
+
+
+class Decoder(nn.Module):
+    """Layers of a transformer between two linear ones, whose activations never move.
+
+    Args:
+        layers: How many.
+        hidden: The width.
+        heads: Of attention.
+        causal: Whether it is; torch_npu saves a mask of 4 MiB for it.
+    """
+
+    def __init__(
+        self, layers: int = 3, hidden: int = 32, heads: int = 2, *, causal: bool = False
+    ) -> None:
+        super().__init__()
+        self.entry = nn.Linear(hidden, hidden)
+        self.layers = nn.ModuleList(Block(hidden, heads, causal=causal) for _ in range(layers))
+        self.head = nn.Linear(hidden, hidden)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        x_BSD = self.entry(x_BSD)
+        for layer in self.layers:
+            x_BSD = layer(x_BSD)
+        out_BSD: Tensor = self.head(x_BSD)
+        return out_BSD
+
+
+@pytest.fixture
+def decoder() -> type[Decoder]:
+    """The class."""
+    return Decoder

@@ -75,6 +75,6 @@ class LayerPass:
         return storage._cdata in self._kept  # it lives as long as the pass: no address comes twice
 
     def moved(self) -> list[Moved]:
-        """What autograd still holds, latest save first: so does backward ask for it."""
-        every = [reference() for reference in reversed(self._moved)]
-        return [moved for moved in every if moved is not None]
+        """What autograd still holds, each once, latest save first: so does backward ask for it."""
+        every = (reference() for reference in reversed(self._moved))
+        return list(dict.fromkeys(moved for moved in every if moved is not None))
