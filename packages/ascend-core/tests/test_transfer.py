@@ -670,6 +670,24 @@ def test_a_dropped_fetch_leaves_its_block_to_the_copy(recording: RecordingBacken
     assert recording.log == []
 
 
+def test_a_fetch_that_failed_leaves_its_block_to_what_was_queued(
+    recording: RecordingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Transfer("cpu", backend=recording).to_host(torch.ones(3))
+    taken(recording.log)
+    real = torch.Tensor.copy_
+
+    def queued_and_failed(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.Tensor, "copy_", queued_and_failed)
+        host.fetch()
+    assert taken(recording.log)[-2:] == ["e1 recorded on in", "block recorded on in"]
+    assert torch.equal(host.fetch().wait(), torch.ones(3))
+
+
 def test_who_gets_a_released_buffer_waits_for_its_last_copy(
     recording: RecordingBackend,
 ) -> None:  # SA-24

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -44,12 +45,13 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
-class Recorded(NamedTuple):
+@dataclasses.dataclass
+class Recorded:
     """Two kinds of runs that `record_run` makes, which differ in nothing but the feature."""
 
     make: Callable[[], nn.Module]
     dtype: torch.dtype = torch.float32
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def run(self, config: SwapAttentionConfig | None = None) -> Any:
         apply = None if config is None else (lambda model, _: swap_attention(model, config))

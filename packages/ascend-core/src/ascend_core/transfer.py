@@ -140,7 +140,11 @@ class Transfer:
             lead = 0
             stored = self._checked(out, source)
         _, inward = self._both_streams()
-        done = self._queue(stored[lead:], source, buffer, inward, after)
+        try:
+            done = self._queue(stored[lead:], source, buffer, inward, after)
+        except BaseException:  # the copy may have been queued all the same
+            self._backend.record_stream(stored, inward)
+            raise
         first = host._first - lead * source.itemsize
         return DeviceCopy(host.layout, stored, first, done, (self._backend, self.device, inward))
 

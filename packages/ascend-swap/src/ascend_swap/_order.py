@@ -61,12 +61,12 @@ class BackwardOrder:
         number = self._count
         self._count += 1
         self._layers[number] = layer
-        self._happened(self._event(False, number, len(self._layers), self._latest))
+        self._happened(self._event(False, layer, number, len(self._layers)))
         return number
 
     def reach(self, number: int) -> None:
         """Backward reaches a pass that is alive."""
-        self._happened(self._event(True, number, len(self._layers), self._latest))
+        self._happened(self._event(True, self._layers[number], number, len(self._layers)))
 
     def end(self, number: int) -> None:
         """Nothing of a pass is left."""
@@ -82,14 +82,17 @@ class BackwardOrder:
         while event is not None and len(numbers) < count:
             offset = self._offset(event)
             number = event.number + (offset or 0)
-            if not offset or number not in self._layers or number in numbers:
+            layer = self._layers.get(number)  # once: a pass may end at any time, on any thread
+            if not offset or layer is None or number in numbers:
                 break
             numbers.append(number)
-            event = self._event(True, number, event.alive - 1, event)
+            event = self._event(True, layer, number, event.alive - 1, event)
         return numbers
 
-    def _event(self, reached: bool, number: int, alive: int, before: _Event | None) -> _Event:
-        layer = self._layers[number]
+    def _event(
+        self, reached: bool, layer: int, number: int, alive: int, before: _Event | None = None
+    ) -> _Event:
+        before = self._latest if before is None else before
         step = (reached, layer, 0 if before is None else number - before.number)
         history = (step,) if before is None else (*before.history[1 - _DEPTH :], step)
         # The hash alone: a history takes a kilobyte, and a false note costs no more than a miss.
