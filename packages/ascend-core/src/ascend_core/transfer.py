@@ -117,7 +117,8 @@ class Transfer:
     ) -> DeviceCopy:
         """Start copying a host copy to this engine's device. Does not block the host.
 
-        When this raises, the host copy is as it was and can be fetched again.
+        When this raises, the host copy is as it was and can be fetched again. Errors of the device
+        are torch's own, with a note on what was being moved.
 
         Args:
             host: What `to_host` returned. It may be fetched any number of times.
@@ -135,7 +136,7 @@ class Transfer:
         if out is None:
             # The new block begins a little earlier, so that pointers stay aligned as they were.
             lead = host._first % _POINTER_ALIGNMENT // source.itemsize
-            stored = source.new_empty(lead + source.numel(), device=self.device)
+            stored = self._room(lead + source.numel(), source.dtype)
         else:
             lead = 0
             stored = self._checked(out, source)
@@ -147,6 +148,16 @@ class Transfer:
             raise
         first = host._first - lead * source.itemsize
         return DeviceCopy(host.layout, stored, first, done, (self._backend, self.device, inward))
+
+    def _room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return torch.empty(count, dtype=dtype, device=self.device)
+        except RuntimeError as error:
+            error.add_note(
+                f"{self.device} has no {count * dtype.itemsize} bytes for values that come back "
+                "from the host. They are still there."
+            )
+            raise
 
     def _checked(self, out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         layout = Layout.of(out)
@@ -226,6 +237,12 @@ class Transfer:
         with buffer.lock:
             try:
                 self._queue_all([(target, source)], stream, (*buffer.last_use, *after), done)
+            except RuntimeError as error:
+                error.add_note(
+                    f"{source.nbytes} bytes were being copied from {source.device} to "
+                    f"{target.device}, and the device did not take the copy."
+                )
+                raise
             finally:
                 buffer.used_by(done)
         return done
