@@ -70,7 +70,7 @@ def test_steps_are_those_of_the_plain_run(dtype: torch.dtype, decoder: Any) -> N
     recorded = Recorded(decoder, dtype)
     plain = recorded.run()
     for keep_last in (None, 0, 1, 2):
-        for prefetch in (0, 1, 2):
+        for prefetch in (0, 1, 2) if dtype is torch.float32 else (1,):
             config = SwapAttentionConfig(min_bytes=1, keep_last=keep_last, prefetch=prefetch)
             swapped = recorded.run(config)
             assert_bitwise_equal(plain, swapped)
@@ -167,7 +167,7 @@ def trained(
     model = make().to("npu")
     handle = None if config is None else swap_attention(model, config)
     optimizer = optim.AdamW(model.parameters(), lr=1e-2)
-    batches = [[batch(8 * step + micro).npu() for micro in range(4)] for step in range(STEPS)]
+    batches = [[batch(8 * step + micro).npu() for micro in range(4)] for step in range(3)]
     seen = []
     for of_step in batches:
         optimizer.zero_grad()
@@ -302,11 +302,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs_train_as_without_it(program: Program, decoder: Any, same: Any) -> None:
     plain, _ = trained(decoder, program, None)
-    for config in (
-        EVERYTHING,
-        SwapAttentionConfig(min_bytes=1, keep_last=0, prefetch=2),
-        SwapAttentionConfig(min_bytes=1),
-    ):
+    for config in (EVERYTHING, SwapAttentionConfig(min_bytes=1, prefetch=2)):
         swapped, report = trained(decoder, program, config)
         assert same(swapped, plain), config
         assert config.keep_last is None or report["moved_bytes"] > 0
