@@ -20,6 +20,7 @@ nox.options.sessions = ["tests"]
 PACKAGES = sorted(path.parent.name for path in Path("packages").glob("*/pyproject.toml"))
 TORCHES = ["2.13"]
 SWAP, REUSE = "packages/ascend-swap", "packages/ascend-reuse-param"
+TRACED = f"{SWAP}/tests/test_attention_npu.py"  # where races are looked for among the bytes
 # Small, so that it can be filled. What is read too early, poison keeps from being right by chance.
 SMALL_NPU = {"ASCENDSIM_HBM": "384M", "ASCENDSIM_POISON": "1"}
 
@@ -123,6 +124,7 @@ def npu(session: nox.Session) -> None:
         variables = {
             **strict,
             **(SMALL_NPU if any(one.startswith((SWAP, REUSE)) for one in arguments) else {}),
+            **({"ASCENDSIM_TRACE": "1"} if TRACED in arguments else {}),
         }
         return session.run(*pytest, env=variables, external=True, silent=True)
 
@@ -139,15 +141,17 @@ def npu(session: nox.Session) -> None:
 
     # Each where it can show something; see the tests.
     tests = {
-        "early": "optimizer waits_npu",
-        "eager": "optimizer failures_npu memory_npu",
+        "early": "optimizer waits_npu attention_waits_npu",
+        "eager": "optimizer failures_npu memory_npu attention_failures_npu attention_memory_npu",
         "thread": "optimizer",
-        "timed": "timing_npu",
+        "timed": "timing_npu attention_memory_npu",
     }
-    runs.append(["--npu-sim=lazy", SWAP])
+    runs.append(["--npu-sim=lazy", SWAP, f"--ignore={TRACED}"])
     for schedule, names in tests.items():
         files = [f"{SWAP}/tests/test_{name}.py" for name in ("optimizer_npu", *names.split())]
         runs.append([f"--npu-sim={schedule}", *files, "-k", "npu"])
+    schedules = ("lazy", "early", "random", "eager", "thread", "timed")
+    runs += [[f"--npu-sim={schedule}", TRACED] for schedule in schedules]
 
     runs += [
         [f"--npu-sim={schedule}", REUSE, "-k", "npu"] for schedule in ("lazy", "eager", "thread")
