@@ -136,7 +136,7 @@ class Transfer:
         if out is None:
             # The new block begins a little earlier, so that pointers stay aligned as they were.
             lead = host._first % _POINTER_ALIGNMENT // source.itemsize
-            stored = self._room(lead + source.numel(), source.dtype)
+            stored = self._room(lead + source.numel(), source)
         else:
             lead = 0
             stored = self._checked(out, source)
@@ -149,12 +149,12 @@ class Transfer:
         first = host._first - lead * source.itemsize
         return DeviceCopy(host.layout, stored, first, done, (self._backend, self.device, inward))
 
-    def _room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def _room(self, count: int, like: torch.Tensor) -> torch.Tensor:
         try:
-            return torch.empty(count, dtype=dtype, device=self.device)
+            return like.new_empty(count, device=self.device)
         except RuntimeError as error:
             error.add_note(
-                f"{self.device} has no {count * dtype.itemsize} bytes for values that come back "
+                f"{self.device} has no {count * like.itemsize} bytes for values that come back "
                 "from the host. They are still there."
             )
             raise
