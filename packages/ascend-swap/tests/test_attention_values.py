@@ -474,6 +474,27 @@ def test_reading_what_a_node_has_saved_fetches_it() -> None:
     assert handle.report()["prefetch_hits"] == 1
 
 
+def test_what_outlives_its_graph_is_moved_once_and_never_again() -> None:
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+            out: Tensor = self.linear(x) * angles[:5].cos_()
+            return out
+
+    model = Rotated()
+    angles = torch.zeros(7, 8)  # nobody's parameter, nobody's buffer
+    handle = swapped(nn.ModuleList([model]), "0")
+    moved = []
+    for number in range(3):
+        model(batch(number), angles).square().mean().backward()
+        moved.append(handle.report()["moved_bytes"])
+    assert moved == [320 + 224, 320, 320]  # the input is another one each time
+    assert handle.report()["kept_bytes"] == 224
+
+
 def test_what_somebody_else_holds_is_not_copied_back() -> None:
     model = stack(1)
     held = []

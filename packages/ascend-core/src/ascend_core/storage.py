@@ -15,6 +15,7 @@ in place. Restoring puts the counter back to where it was; `version_of` does not
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -40,8 +41,9 @@ __all__ = [
 _MARK = "_ascend_released"
 # Set in the version counter of a tensor while its bytes are away.
 _AWAY = 1 << 30
-# Set for a moment, to see who else sees it.
+# Set for a moment, to see who else sees it; one thread at a time.
 _PROBE = 1 << 29
+_PROBING = threading.Lock()
 
 # What reads no element; `__get__` is every property.
 _HARMLESS = frozenset({
@@ -223,11 +225,11 @@ def bring_back(tensor: Tensor) -> None:
 
 
 def version_of(tensor: Tensor) -> int:
-    """The tensor's version counter, the same whether its bytes are away or not.
+    """The tensor's version counter, the same whether its bytes are away or not, or it is probed.
 
     0 for an inference tensor, which has none.
     """
-    return 0 if tensor.is_inference() else tensor._version & ~_AWAY
+    return 0 if tensor.is_inference() else tensor._version & ~(_AWAY | _PROBE)
 
 
 def hollow(tensor: Tensor) -> Tensor:
@@ -244,12 +246,16 @@ def share_version(left: Tensor, right: Tensor) -> bool:
 
     Where they do not (one was made by way of `.data`, or from the storage), a write through one is
     not seen by the other's counter, though both see the same bytes.
+
+    For a moment the counter of `left` is another one. `version_of` does not see that; a backward on
+    another thread that needs the very tensor at that moment might, unless it is in a region.
     """
-    version = left._version
-    _set_version(left, version ^ _PROBE)
-    seen = right._version
-    _set_version(left, version)
-    return seen != right._version
+    with _PROBING:
+        version = left._version
+        _set_version(left, version ^ _PROBE)
+        seen = right._version
+        _set_version(left, version)
+        return bool(seen != right._version)
 
 
 def _set_version(tensor: Tensor, version: int) -> None:

@@ -92,9 +92,17 @@ class MovingKeeper:
         return nbytes >= self._min_bytes and nbytes % tensor.itemsize == 0
 
     def _moved(self, tensor: Tensor, entered: LayerPass) -> Moved | None:
-        """What the tensor's storage was moved to, or is now; None where there is no room."""
+        """What the tensor's storage was moved to, or is now; None where it stays.
+
+        It stays where there is no room on the host, and where it has outlived what it was moved to
+        before: then somebody holds it who is no graph (a mask, the angles of a rotary embedding).
+        """
         record = self._table.track(tensor)
-        moved: Moved | None = record.made() if record.made is not None else None
+        moved: Moved | None = None
+        if record.made is not None:
+            moved = record.made()
+            if moved is None:
+                return None
         if moved is None or not moved.has(tensor):
             moved = self._send(tensor, entered)
             record.made = None if moved is None else weakref.ref(moved)

@@ -60,9 +60,7 @@ class LayerPass:
 
     def add(self, moved: Moved) -> None:
         """Take in a storage of which a view was saved."""
-        reference = weakref.ref(moved)
-        if reference not in self._moved:  # (references compare as what they refer to)
-            self._moved.append(reference)
+        self._moved.append(weakref.ref(moved))
 
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Take in a storage that stays."""
