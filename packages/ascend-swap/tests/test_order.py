@@ -81,9 +81,7 @@ def test_the_third_step_of_a_schedule_is_known(stages: int, chunks: int, layers:
                 run.step(one_forward_one_backward(stage, stages, 8))
             else:
                 run.step(interleaved(stage, stages, 8, chunks))
-        # In the one that is longer than what is remembered of it, the last micro-batches begin as
-        # any other.
-        assert run.misses <= 1
+        assert run.misses == 0
         assert run.hits + run.misses + run.turned == 8 * chunks * layers
 
 

@@ -5,17 +5,22 @@ is reached (backward asks for the first of its tensors). What is to be known at 
 passes will be reached next.
 
 [Note: how the order is learnt]
-Passes are numbered as they begin. After each event it is noted how far from its own number the pass
-was that was reached next, or that none was and another began. The note is kept by what the latest
-events were: in a schedule that repeats itself, such as that of a pipeline with several
-micro-batches in flight and several chunks of the model, they name the place in the schedule. Where
-these were never seen in a row, it counts what happened when the layer did the same and as many
-passes were alive; then what the layer did last; and where that is unknown too, the pass that began
-before.
+Passes are numbered as they begin. A *round* begins with a pass while no other is alive: a step, or
+with gradient accumulation a micro-batch. As long as the events of a round are those of the round
+before, the same ones are expected to follow.
+
+Where they are not, or where a pass that stays alive keeps rounds from ending, notes have to do.
+After each event it is noted how far from its own number the pass was that was reached next, or that
+none was and another began. The note is kept by what the latest events were: in a schedule that
+repeats itself, such as that of a pipeline with several micro-batches in flight and several chunks
+of the model, they nearly always name the place in the schedule. Where these were never seen in a
+row, it counts what happened when the layer did the same and as many passes were alive; then what
+the layer did last; and where that is unknown too, the pass that began before.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -24,6 +29,7 @@ __all__ = ["BackwardOrder"]
 
 _DEPTH = 16  # events that name a place in the schedule
 _MANY = 1 << 16  # notes that are kept
+_LONGEST = 1 << 16  # events of a round that are kept
 
 
 class _Event(NamedTuple):
@@ -45,6 +51,46 @@ class _Event(NamedTuple):
     keys: tuple[int | tuple[bool, int, int] | tuple[bool, int], ...]
 
 
+class _Round:
+    """The events of a round: whether a pass was reached, its layer, and its number from the first.
+
+    Args:
+        first: The number of its first pass.
+        before: The events of the round before.
+    """
+
+    def __init__(self, first: int, before: list[tuple[bool, int, int]]) -> None:
+        self.first = first
+        self.events: list[tuple[bool, int, int]] = []
+        self._before = before
+        self._repeats = bool(before)
+
+    def add(self, reached: bool, layer: int, number: int) -> None:
+        """Something has happened."""
+        event, place = (reached, layer, number - self.first), len(self.events)
+        same = place < len(self._before) and self._before[place] == event
+        self._repeats = self._repeats and same
+        if place < _LONGEST:
+            self.events.append(event)
+
+    def next(self, count: int) -> list[int] | None:
+        """The numbers of up to `count` passes that are reached before another begins.
+
+        None where that is not known.
+        """
+        if not self._repeats:
+            return None
+        place = len(self.events)
+        ahead = self._before[place : place + count]
+        reached = itertools.takewhile(lambda event: event[0], ahead)
+        return [self.first + number for _, _, number in reached]
+
+    def following(self, first: int) -> _Round:
+        """The round that begins when this one has ended."""
+        has_backward = any(reached for reached, _, _ in self.events)
+        return _Round(first, self.events if has_backward else self._before)
+
+
 class BackwardOrder:
     """Predicts which passes backward reaches next. Pure: it knows numbers alone."""
 
@@ -55,11 +101,14 @@ class BackwardOrder:
         # that was made last is last.
         self._next: OrderedDict[object, int | None] = OrderedDict()
         self._latest: _Event | None = None
+        self._round = _Round(0, [])
 
     def begin(self, layer: int) -> int:
         """A pass of `layer` begins. Returns its number."""
         number = self._count
         self._count += 1
+        if not self._layers:
+            self._round = self._round.following(number)
         self._layers[number] = layer
         self._happened(self._event(False, layer, number, len(self._layers)))
         return number
@@ -74,10 +123,17 @@ class BackwardOrder:
 
     def turns_around(self) -> bool:
         """Whether the pass that has just begun is expected to be the next that is reached."""
-        return self._latest is not None and self._offset(self._latest) == 0
+        latest, known = self._latest, self._round.next(1)
+        if latest is None or known is None:
+            return latest is not None and self._offset(latest) == 0
+        return known == [latest.number]
 
     def expected(self, count: int) -> list[int]:
         """The numbers of up to `count` living passes that are reached next, in that order."""
+        known = self._round.next(count)
+        if known is not None:
+            latest = -1 if self._latest is None else self._latest.number
+            return [n for n in dict.fromkeys(known) if n in self._layers and n != latest]
         event, numbers = self._latest, list[int]()
         while event is not None and len(numbers) < count:
             offset = self._offset(event)
@@ -107,6 +163,7 @@ class BackwardOrder:
                 self._next.move_to_end(key)
             while len(self._next) > _MANY:
                 self._next.popitem(last=False)
+        self._round.add(*event.history[-1][:2], event.number)
         self._latest = event
 
     def _offset(self, event: _Event) -> int | None:

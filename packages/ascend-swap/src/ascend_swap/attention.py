@@ -62,10 +62,10 @@ class _Place(NamedTuple):
 
 
 class _Latest(threading.local):
-    """The pass that this thread entered last."""
+    """The pass that this thread entered last, while there is something left of it."""
 
     def __init__(self) -> None:
-        self.entered: LayerPass | None = None
+        self.entered: weakref.ref[LayerPass] | None = None
 
 
 class AttentionSwap:
@@ -124,7 +124,7 @@ class AttentionSwap:
 
     def _pass(self, place: _Place) -> LayerPass:
         """The pass that a call belongs to: that of the call before it, within one layer."""
-        latest = self._latest.entered
+        latest = None if self._latest.entered is None else self._latest.entered()
         goes_on = (
             latest is not None
             and latest.layer == place.layer
@@ -132,7 +132,8 @@ class AttentionSwap:
             and place.number not in latest.called
         )
         if latest is None or not goes_on:
-            latest = self._latest.entered = self._traffic.begin(place.layer)
+            latest = self._traffic.begin(place.layer)
+            self._latest.entered = weakref.ref(latest)
         latest.called.add(place.number)
         return latest
 
