@@ -61,7 +61,7 @@ class PoolStats:
     pinned: bool
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Piece:
     """A free range of a slab, in bytes, and the copies that may still use it."""
 
@@ -102,7 +102,8 @@ class _Slab:
         self.pieces.insert(i, _Piece(lease.start, lease.stop, lease.last_use))
         near = slice(max(i - 1, 0), i + 2)
         for piece in self.pieces[near]:
-            piece.last_use = tuple(event for event in piece.last_use if not event.query())
+            if piece.last_use:
+                piece.last_use = tuple(event for event in piece.last_use if not event.query())
         self.pieces[near] = _joined(self.pieces[near])
 
     def wait(self) -> None:
@@ -125,7 +126,7 @@ def _joined(pieces: list[_Piece]) -> list[_Piece]:
     return joined
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Lease:
     """The range behind a buffer: what goes back to the pool when the buffer does."""
 

@@ -208,6 +208,12 @@ class Transfer:
         if self._streams is not None:
             self._streams[0].synchronize()
 
+    def mark(self) -> Event:
+        """Return an event that keeps its time, behind what the current stream holds now."""
+        event = self._backend.new_event(timing=True)
+        event.record(self._backend.current_stream(self.device))
+        return event
+
     def wait(self, event: Event) -> None:
         """Make the current stream wait for copies that were queued. The host goes on."""
         self._backend.current_stream(self.device).wait_event(event)
@@ -268,6 +274,11 @@ class HostCopy:
         self._engine = engine
         self._first = first  # the byte of the old storage that the buffer begins with
         self._buffer = buffer
+
+    @property
+    def engine(self) -> Transfer:
+        """What copied it, and copies it back."""
+        return self._engine
 
     @property
     def nbytes(self) -> int:

@@ -116,7 +116,7 @@ class MovingKeeper:
             self._traffic.counts.over_budget_bytes += storage.nbytes()
             self._warn(error)
             return None
-        entered.left = host.last_use[0], tensor.device
+        entered.left = host.last_use[0], host.engine
         entered.largest = max(entered.largest, storage.nbytes())
         entered.tally.moved += storage.nbytes()
         return Moved(tensor, host)

@@ -39,11 +39,13 @@ class Moved:
 
     Attributes:
         nbytes: Of the storage.
-        device: Its device.
+        engine: What copies it.
+        is_awaited: Whether a stream waits, or has waited, for it to be back.
     """
 
     __slots__ = (
-        "__weakref__", "_device_copy", "_host", "_probe", "_storage", "_version", "device", "nbytes"
+        "__weakref__", "_device_copy", "_host", "_probe", "_storage", "_version", "engine",
+        "is_awaited", "nbytes",
     )  # fmt: skip
 
     def __init__(self, tensor: torch.Tensor, host: HostCopy) -> None:
@@ -51,7 +53,8 @@ class Moved:
         self._probe = hollow(tensor)
         self._version: int = tensor._version
         self.nbytes = storage.nbytes()
-        self.device = storage.device
+        self.engine = host.engine
+        self.is_awaited = False
         self._storage = weakref.ref(storage)
         self._host = host
         self._device_copy: DeviceCopy | None = None
@@ -88,6 +91,7 @@ class Moved:
     def drop(self) -> None:
         """Give the device memory back; the host copy stays."""
         self._device_copy = None
+        self.is_awaited = False
 
 
 class MovedView:
@@ -113,7 +117,9 @@ class MovedView:
             if storage is not None:
                 return layout.over(storage)
             copy = self._moved.fetch()
-            traffic.waits_for(copy, self._moved.device)
+            if not self._moved.is_awaited:  # later views of it find it there
+                self._moved.is_awaited = True
+                traffic.waits_for(copy, self._moved.engine)
         return copy.wait(layout)
 
 

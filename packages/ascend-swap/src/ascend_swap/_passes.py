@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ascend_core.streams import Event
+from ascend_core.transfer import Transfer
 from ascend_swap._moved import Moved
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Tally:
 
 
 class LayerPass:
-    """What one call of a layer saved. Held by that, and by the thread that is in the layer.
+    """What one call of a layer saved. Held by that, and by the call while it runs.
 
     Args:
         traffic: All passes of the model.
@@ -40,7 +41,7 @@ class LayerPass:
     Attributes:
         called: The modules of the layer whose calls belong to this pass, by number.
         task: The backward that reached it last; None before.
-        left: The end of its last copy to the host, with its time, and the device.
+        left: The end of its last copy to the host, with its time, and what copied it.
         largest: The largest storage that it moved, in bytes.
         tally: See there.
     """
@@ -52,7 +53,7 @@ class LayerPass:
         self.keeps = keeps
         self.called: set[int] = set()
         self.task: int | None = None
-        self.left: tuple[Event, torch.device] | None = None
+        self.left: tuple[Event, Transfer] | None = None
         self.largest = 0
         self.tally = Tally()
         self._moved: list[weakref.ref[Moved]] = []

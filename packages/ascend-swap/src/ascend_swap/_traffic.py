@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_core.device import backend_of
 from ascend_core.streams import Event
-from ascend_core.transfer import DeviceCopy
+from ascend_core.transfer import DeviceCopy, Transfer
 from ascend_swap._order import BackwardOrder
 from ascend_swap._passes import LayerPass, Tally
 
@@ -146,9 +145,9 @@ class Traffic:
         _fetch(asked)
         self._fetch_expected(asked)
 
-    def waits_for(self, copy: DeviceCopy, device: torch.device) -> None:
-        """The current stream of a device is about to wait for a copy back."""
-        self._note(copy.done, device)
+    def waits_for(self, copy: DeviceCopy, engine: Transfer) -> None:
+        """The current stream is about to wait for a copy back."""
+        self._note(copy.done, engine)
 
     def read_times(self) -> None:
         """Count the waits whose ends have come. Does not block the host."""
@@ -184,13 +183,8 @@ class Traffic:
             else:
                 self.counts.misses += 1
 
-    def _note(
-        self, done: Event, device: torch.device, leaves: tuple[int, int] | None = None
-    ) -> None:
-        backend = backend_of(device)
-        needed = backend.new_event(timing=True)
-        needed.record(backend.current_stream(device))
-        self._waits.append(_Wait(needed, done, leaves))
+    def _note(self, done: Event, engine: Transfer, leaves: tuple[int, int] | None = None) -> None:
+        self._waits.append(_Wait(engine.mark(), done, leaves))
 
     def _fetch_expected(self, asked: LayerPass | None = None) -> None:
         numbers = self._order.expected(self._prefetch)

@@ -14,6 +14,9 @@ from ascend_core.streams import Event, InlineEvent, InlineStream, Stream
 __all__ = ["CpuBackend"]
 
 
+_STREAM = InlineStream()
+
+
 @dataclasses.dataclass(frozen=True)
 class CpuBackend:
     """The backend that every machine has. See `ascend_core.device.Backend` for the methods."""
@@ -38,11 +41,11 @@ class CpuBackend:
 
     def current_stream(self, device: torch.device | None = None) -> Stream:
         """Return the one inline stream."""
-        return InlineStream()
+        return _STREAM
 
     def new_stream(self, device: torch.device | None = None) -> Stream:
         """Return the one inline stream: it is equal to the current stream."""
-        return InlineStream()
+        return _STREAM
 
     def new_event(self, *, timing: bool = False) -> Event:
         """Return an inline event."""
