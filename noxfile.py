@@ -144,7 +144,7 @@ def npu(session: nox.Session) -> None:
         "early": "optimizer waits_npu attention_waits_npu",
         "eager": "optimizer failures_npu memory_npu attention_failures_npu attention_memory_npu",
         "thread": "optimizer",
-        "timed": "timing_npu attention_memory_npu",
+        "timed": "timing_npu attention_memory_npu attention_timing_npu",
     }
     runs.append(["--npu-sim=lazy", SWAP, f"--ignore={TRACED}"])
     for schedule, names in tests.items():
