@@ -129,13 +129,23 @@ class BackwardOrder:
         return known == [latest.number]
 
     def expected(self, count: int) -> list[int]:
-        """The numbers of up to `count` living passes that are reached next, in that order."""
+        """The numbers of up to `count` living passes that are reached next, in that order.
+
+        Nothing while the next is that of the latest event: backward has not come to it yet.
+        """
+        latest = self._latest
+        if latest is None:
+            return []
         known = self._round.next(count)
-        if known is not None:
-            latest = -1 if self._latest is None else self._latest.number
-            return [n for n in dict.fromkeys(known) if n in self._layers and n != latest]
-        event, numbers = self._latest, list[int]()
-        while event is not None and len(numbers) < count:
+        numbers = self._guessed(latest, count) if known is None else known
+        if numbers[:1] == [latest.number]:
+            return []
+        return [n for n in dict.fromkeys(numbers) if n in self._layers and n != latest.number]
+
+    def _guessed(self, event: _Event, count: int) -> list[int]:
+        """What the notes say is reached after an event."""
+        numbers: list[int] = []
+        while len(numbers) < count:
             offset = self._offset(event)
             number = event.number + (offset or 0)
             layer = self._layers.get(number)  # once: a pass may end at any time, on any thread
