@@ -240,7 +240,7 @@ SWAP_1 = {
 }
 
 SWAP_2 = {
-    "swap-attention, tp2": _moving("tp2", "model", swapped=EVERY),
+    "swap-attention, tp2": _moving("tp2", "model", swapped=EVERY),  # SA-28
     "swap-attention, tp2, sequence parallel": _moving(
         "tp2, sequence parallel", "options", swapped={**EVERY, "recompute_num_layers": 2}
     ),
