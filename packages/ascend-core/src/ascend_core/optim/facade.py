@@ -196,22 +196,24 @@ class WindowedOptimizer(optim.Optimizer):
     def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
         """What is kept for each parameter that was stepped: live tensors, wherever they live.
 
-        The tensors may be written to; the mapping itself is made anew and takes nothing.
+        The tensors may be written to; the mapping itself is made anew and takes nothing. What a
+        parameter has is read, and its master joined, when it is asked for.
         """
+        self._check_readable()
+        slots = {s.parameter: s for s in self._roster.slots if s.is_stepped and s.entries}
+        return StateView(slots, lambda parameter: self._visible_state(slots[parameter]))
+
+    def _visible_state(self, slot: Slot) -> dict[str, torch.Tensor]:
+        self._check_readable()  # again: the view may be older than the last step
+        return state_of(slot, self._home)
+
+    def _check_readable(self) -> None:
         self._check_usable()
         self._check_not_interrupted("reading the state")
-        return self._visible_state()
-
-    def _visible_state(self) -> defaultdict[torch.Tensor, Any]:
         try:
             self._home.settle()
         except RuntimeError as error:
             raise self._fail(error) from error
-        return StateView(
-            (slot.parameter, state_of(slot, self._home))
-            for slot in self._roster.slots
-            if slot.is_stepped and slot.entries
-        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of the plain one that it wraps.
