@@ -98,6 +98,43 @@ def test_parameters_in_the_same_memory_are_refused() -> None:
     assert (flat == 1).all()
 
 
+def test_a_parameter_that_is_moved_into_the_memory_of_another_is_refused(run: Any) -> None:
+    plain = run("beside", [(60,), (60,)]).train(4)
+    trained = run("reuse", [(60,), (60,)]).train(2)
+    one, other = trained.weights
+    flat = torch.cat([one.detach(), other.detach()])
+    one.data, other.data = flat[:60], flat[1:61]
+    trained.backward(2)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="lie in the same memory"):
+            trained.optimizer.step()
+    other.data = flat[60:]  # nothing was stepped or lost
+    assert trained.train(2, first=2).same_as(plain)
+
+
+def test_parameters_may_change_places(run: Any) -> None:
+    """As an average is swapped in and out: moved between steps, and apart at each."""
+    trained, plain = run("reuse", [(60,), (60,)]).train(2), run("beside", [(60,), (60,)]).train(4)
+    one, other = trained.weights
+    first, second = one.detach().clone(), other.detach().clone()
+    one.data, other.data = other.data, one.data
+    one.data.copy_(first)
+    other.data.copy_(second)
+    assert trained.train(2, first=2).same_as(plain)
+
+
+def test_parameters_without_memory_are_in_nobodys_way(run: Any) -> None:
+    """As those that a wrapper has released; they have no gradient in this step."""
+    trained = run("reuse", [(60,), (60,), (60,)]).train(2)
+    trained.backward(2)
+    for released in trained.weights[1:]:
+        released.grad = None
+        released.untyped_storage().resize_(0)
+    plain = run("beside", [(60,), (60,), (60,)]).train(3)
+    trained.optimizer.step()
+    assert bitwise_equal(trained.weights[0].detach(), plain.weights[0].detach())
+
+
 def test_parameters_that_touch_are_not_refused() -> None:
     flat = torch.ones(100, dtype=torch.bfloat16)
     params = [nn.Parameter(flat[60:]), nn.Parameter(flat[:60])]

@@ -42,6 +42,7 @@ class SplitHome(Resident):
         self._device = device
         self.masters = self.split = SplitMasters(codec, device)
         self.kernel: Kernel | None = None
+        self._addresses: list[int] = []
 
     def kept(self, slot: Slot) -> Sequence[Entry]:
         """All but the master."""
@@ -84,7 +85,12 @@ class SplitHome(Resident):
         self.split.dismiss(cohort)
 
     def walk(self, windows: Sequence[CohortWindow]) -> _SplitWalk:
-        """Allocate the bitmaps that a step writes."""
+        """Allocate the bitmaps that a step writes.
+
+        Raises:
+            ConfigError: When a parameter was moved into the memory of another.
+        """
+        self._check_moved()
         return _SplitWalk(self, windows)
 
     def tidy(self) -> None:
@@ -102,6 +108,13 @@ class SplitHome(Resident):
             "moment_bytes": moments,
             **split,
         }
+
+    def _check_moved(self) -> None:
+        """Refuse parameters that share memory since somebody set their `.data`."""
+        addresses = [slot.parameter.data_ptr() for slot in self.slots()]
+        if addresses != self._addresses:
+            _check_apart(self.slots())
+            self._addresses = addresses
 
 
 class _SplitWalk(ResidentWalk):
@@ -140,9 +153,9 @@ def _check_device(slot: Slot, device: torch.device) -> None:
 def _check_apart(slots: Collection[Slot]) -> None:
     """Refuse parameters that lie in the same memory: one's weight would be the other's too."""
     spans = sorted(
-        (slot.flat().data_ptr(), slot.flat().nbytes, slot.name)
+        (slot.parameter.data_ptr(), slot.parameter.nbytes, slot.name)
         for slot in slots
-        if slot.has_master and slot.parameter.numel()
+        if slot.has_master and slot.parameter.data_ptr()  # not where there is no memory
     )
     for (begin, nbytes, name), (other, _, other_name) in pairwise(spans):
         if begin + nbytes > other:
