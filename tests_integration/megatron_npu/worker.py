@@ -75,7 +75,7 @@ def _on_cpu() -> Any:
         *stand_ins(),
         (torch.cuda, "synchronize", _nothing),
         (torch.Tensor, "cuda", _as_it_is),
-        (torch.Tensor, "type", _type_of_cuda("torch.")),
+        (torch.Tensor, "type", type_of_cuda("torch.")),
     )
     return torch.device("cpu")
 
@@ -89,7 +89,7 @@ def _on_npu(rank: int, world: int, schedule: str) -> Any:
     from torch_npu.contrib import transfer_to_npu  # noqa: F401 (what it does, it does at import)
 
     _replace(
-        (torch.Tensor, "type", _type_of_cuda("torch.npu.")),
+        (torch.Tensor, "type", type_of_cuda("torch.npu.")),
         (torch, "compile", _as_it_is),
         (torch.cuda.nvtx, "range_push", _nothing),
         (torch.cuda.nvtx, "range_pop", _nothing),
@@ -98,7 +98,7 @@ def _on_npu(rank: int, world: int, schedule: str) -> Any:
     return torch.device("npu", rank)
 
 
-def _type_of_cuda(prefix: str) -> Callable[..., Any]:
+def type_of_cuda(prefix: str) -> Callable[..., Any]:
     """`Tensor.type` for megatron-core's optimizers, which know a parameter by its type's name."""
     import torch
 

@@ -60,6 +60,36 @@ def test_an_optimizer_without_bf16_parameters_is_refused() -> None:
     optimizer.step()
 
 
+def test_fp32_parameters_in_the_place_of_all_bf16_ones_are_refused() -> None:
+    """As a wrapper does that keeps masters of its own."""
+    params = [weight(3), weight(5)]
+    optimizer = reuse_param(optim.AdamW(params, lr=0.1))
+    masters = [nn.Parameter(one.detach().float()) for one in params]
+    optimizer.param_groups[0]["params"] = masters
+    for master in masters:
+        master.grad = torch.ones_like(master)
+    with pytest.raises(ConfigError, match="no parameter of the optimizer is BF16 any more"):
+        optimizer.step()
+    assert all((master == 1).all() for master in masters)
+    optimizer.param_groups[0]["params"] = [masters[0], params[1]]
+    optimizer.step()
+    assert (masters[0] < 1).all()
+
+
+def test_groups_that_lost_their_bf16_parameters_later_are_let_be() -> None:
+    params = [weight(3), weight(5, dtype=torch.float32)]
+    optimizer = reuse_param(optim.AdamW([{"params": [one]} for one in params], lr=0.1))
+    for one in params:
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    before = params[1].detach().clone()
+    optimizer.param_groups.pop(0)
+    optimizer.step()
+    optimizer.param_groups.clear()
+    optimizer.step()
+    assert (params[1] < before).all()
+
+
 def test_fp16_is_refused_at_once() -> None:
     inner = optim.AdamW([weight(3), weight(3, dtype=torch.float16)])
     with pytest.raises(ConfigError, match="parameter 1 of group 0 is FP16"):

@@ -62,6 +62,22 @@ class SplitHome(Resident):
                 instead="train in BF16, or keep FP32 masters beside the weights.",
             )
 
+    def check_all(self, parameters: Collection[torch.Tensor]) -> None:
+        """Refuse to keep nothing but moments: it would look as if it worked.
+
+        Raises:
+            ConfigError: When no parameter is BF16, and none was.
+        """
+        if not parameters or any(one.dtype == torch.bfloat16 for one in parameters):
+            return
+        if not any(slot.has_master for slot in self.slots()):
+            raise ConfigError(
+                "no parameter of the optimizer is BF16 any more.",
+                why="others took their places, as megatron-core's optimizers put FP32 masters of "
+                "their own there; nothing would be saved.",
+                instead="step the model's BF16 parameters, or leave reuse_param out.",
+            )
+
     def admit(self, cohort: Cohort) -> None:
         """Make room for new slots.
 

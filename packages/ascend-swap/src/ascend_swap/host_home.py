@@ -17,7 +17,7 @@ allocator keeps them from reuse until the ways out have ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,9 @@ class HostHome:
         self._ring_bytes = 0
 
     def check(self, parameter: torch.Tensor, name: str) -> None:
+        """All can be kept."""
+
+    def check_all(self, parameters: Collection[torch.Tensor]) -> None:
         """All can be kept."""
 
     def admit(self, cohort: Cohort) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -260,6 +260,13 @@ class Home(Protocol):
 
         Raises:
             ConfigError: When it cannot be kept.
+        """
+
+    def check_all(self, parameters: Collection[torch.Tensor]) -> None:
+        """Refuse what is listed now, taken together. Asked before each step.
+
+        Raises:
+            ConfigError: When there is no sense in keeping state of these.
         """
 
     def admit(self, cohort: Cohort) -> None:

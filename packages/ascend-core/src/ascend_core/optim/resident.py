@@ -37,6 +37,9 @@ class Resident:
     def check(self, parameter: torch.Tensor, name: str) -> None:
         """All can be kept."""
 
+    def check_all(self, parameters: Collection[torch.Tensor]) -> None:
+        """All can be kept."""
+
     def admit(self, cohort: Cohort) -> None:
         """Allocate and fill the state of new slots."""
         elements = {slot: _new_elements(slot, self.kept(slot)) for slot in cohort.slots}

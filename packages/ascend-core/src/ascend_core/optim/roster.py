@@ -94,6 +94,7 @@ class Roster:
         }
         known = {id(slot.parameter): slot for slot in (*self._away, *self._slots.values())}
         _check_distinct(listed)
+        self._home.check_all(listed.values())
         here = {id(parameter) for parameter in listed.values()}
         left = {
             place: slot
