@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -660,3 +662,17 @@ def test_double_backward_and_retained_graphs_equal_plain() -> None:
     plain = grads(None)
     assert_same(grads(Indifferent()), plain)
     assert_same(grads(CopyKeeper()), plain)
+
+
+def test_regions_are_left_also_where_python_drops_assertions() -> None:
+    code = (
+        "import torch\n"
+        "from torch.autograd.graph import saved_tensors_hooks\n"
+        "from ascend_core.saved import Region\n"
+        "with Region() as outer:\n"
+        "    with saved_tensors_hooks(lambda t: t, lambda t: t), Region():\n"
+        "        pass\n"
+        "    with Region() as inner:\n"
+        "        raise SystemExit(inner.frame is not outer.frame)\n"
+    )
+    assert subprocess.run([sys.executable, "-O", "-c", code], check=False).returncode == 0

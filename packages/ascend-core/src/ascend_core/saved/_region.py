@@ -74,7 +74,8 @@ class Region:
         if self._opened:
             self._opened = False
             torch._C._autograd._pop_saved_tensors_default_hooks()
-            assert _FRAMES.stack.pop()[0] is frame, "regions are left in the order of entering"
+            opened, _ = _FRAMES.stack.pop()  # (not within the assertion, which `python -O` drops)
+            assert opened is frame, "regions are left in the order of entering"
             frame.close()
 
 
