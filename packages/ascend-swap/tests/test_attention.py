@@ -331,6 +331,22 @@ def test_attention_is_found_by_its_usual_names() -> None:
     assert found(outer=Like(attn=Like(attn=Attention()))) == ["outer.attn"]
 
 
+@pytest.mark.parametrize("name", ["self_attention", "attention"])
+@pytest.mark.parametrize("kind", [nn.ModuleList, nn.ModuleDict])
+def test_a_container_that_is_never_called_is_not_taken_for_attention(
+    kind: type[nn.Module], name: str
+) -> None:
+    heads = kind([Attention()]) if kind is nn.ModuleList else kind({"attn": Attention()})
+    model = Like(**{name: heads, "norm": nn.LayerNorm(3)})
+    if kind is nn.ModuleDict:
+        assert swap_attention(model).report()["modules"] == [f"{name}.attn"]
+    else:
+        with pytest.raises(ConfigError, match="looks like attention"):
+            swap_attention(model)
+    with pytest.raises(ConfigError, match=f"'{name}' is a {kind.__name__}, which is never called"):
+        swapped(model, swap_modules=name)
+
+
 def test_modules_are_matched_exactly() -> None:
     model = Model()
     one = swapped(model, swap_modules="layers.1.self_attention, post_attention_norm")

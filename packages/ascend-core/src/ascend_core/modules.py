@@ -10,7 +10,7 @@ from torch import nn
 from ascend_core.errors import ConfigError
 from ascend_core.stack import Named
 
-__all__ = ["find_attentions", "find_mlps", "find_norms", "named"]
+__all__ = ["find_attentions", "find_mlps", "find_norms", "is_called", "named"]
 
 _MLP_NAMES = ("mlp", "ffn", "feedforward", "feed_forward")
 _ACTIVATIONS = (
@@ -29,8 +29,10 @@ _ATTENTIONS = ("self_attention", "self_attn", "attention", "attn")
 def named(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
     """The modules of these names and types, by qualified name, in the order of the model.
 
+    A container without a call of its own (`ModuleList`, `ModuleDict`) is passed over.
+
     Raises:
-        ConfigError: When a name or type matches nothing.
+        ConfigError: When a name or type matches nothing, or nothing but such containers.
     """
     matches: dict[str | type[nn.Module], Named] = {one: {} for one in wanted}
     for name, module in model.named_modules():
@@ -40,8 +42,17 @@ def named(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Named:
     for one, found in matches.items():
         if not found:
             raise _nothing_matches(model, one)
-    taken = {name for found in matches.values() for name in found}
+        if not any(map(is_called, found.values())):
+            raise _never_called(*next(iter(found.items())))
+    taken = {name for found in matches.values() for name in found if is_called(found[name])}
     return {name: module for name, module in model.named_modules() if name in taken}
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether the module can be called: it is no container without a forward (`ModuleList`)."""
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return True
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def _matches(wanted: str | type[nn.Module], name: str, module: nn.Module) -> bool:
@@ -108,8 +119,8 @@ def find_attentions(model: nn.Module) -> Named:
 
 
 def _is_attention(name: str, module: nn.Module) -> bool:
-    called = name.rpartition(".")[2] in _ATTENTIONS and not isinstance(module, nn.ModuleList)
-    return called or isinstance(module, nn.MultiheadAttention)
+    fits = name.rpartition(".")[2] in _ATTENTIONS and is_called(module)
+    return fits or isinstance(module, nn.MultiheadAttention)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -151,6 +162,14 @@ def _nothing_matches(model: nn.Module, wanted: str | type[nn.Module]) -> ConfigE
         f"this {type(model).__name__} has no module called {wanted!r}.",
         why=f"names are matched exactly, and the attribute names are {_some(attributes)}.",
         instead=f"did you mean {near[0]!r}?" if near else "use a name of model.named_modules().",
+    )
+
+
+def _never_called(name: str, module: nn.Module) -> ConfigError:
+    return ConfigError(
+        f"{name!r} is a {type(module).__name__}, which is never called itself.",
+        why="it only holds modules, and they are called one by one.",
+        instead="name the modules that it holds, or give their class.",
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ascend_core.errors import ConfigError
-from ascend_core.modules import find_attentions, find_mlps, named
+from ascend_core.modules import find_attentions, find_mlps, is_called, named
 from ascend_core.pinned import PinnedPool
 from ascend_core.saved import Region
 from ascend_core.scope import around_call
@@ -244,7 +244,8 @@ def swap_attention(
 def _swapped(model: nn.Module, config: SwapAttentionConfig) -> Named:
     if config.names is not None:
         return named(model, config.names)
-    called = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    modules = model.named_modules()
+    called = {name.rpartition(".")[2] for name, module in modules if is_called(module)}
     if "self_attention" in called:
         return named(model, [name for name in _NAMES if name in called])
     return find_attentions(model)
