@@ -571,3 +571,37 @@ def test_removed_it_leaves_the_model_as_it_was_and_graphs_good() -> None:
     handle.remove()
     assert [type(module) for module in model.modules()] == kinds
     assert same(gradients(model, loss), plain())
+
+
+def test_a_model_on_the_meta_device_runs_and_moves_nothing() -> None:
+    with torch.device("meta"):
+        model = stack(2)
+        handle = swapped(model, *NAMES)
+        model(torch.empty(2, 5, 8)).sum().backward()
+    assert handle.report()["moved_bytes"] == 0
+    model.to_empty(device="cpu")
+    model(batch()).sum().backward()
+    assert handle.report()["moved_bytes"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # SDPA has no rule for vmap
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+def test_transforms_of_functions_around_the_model_are_as_ever(transform: str) -> None:
+    model = stack(2)
+    x = batch()
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, weights, (x,))
+        return out.square().mean()
+
+    def run() -> list[Tensor]:
+        if transform == "grad":
+            return list(torch.func.grad(loss)(weights).values())
+        several = {name: torch.stack([one, 2 * one]) for name, one in weights.items()}
+        leaves = [one.requires_grad_() for one in several.values()]
+        return list(torch.autograd.grad(torch.vmap(loss)(several).sum(), leaves))
+
+    expected = run()
+    swapped(model, *NAMES)
+    assert same(run(), expected)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ascend_core.device import current_backend
 from ascend_core.layout import Layout
@@ -36,17 +37,21 @@ class Belongings:
         self._kind = kind
         self._storages: set[int] = set()
         self._frozen: set[tuple[int, ...]] = set()
-        casts = torch.is_autocast_enabled(kind)
+        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         for tensor in tensors:
-            if Layout.fits(tensor):
+            if Layout.fits(tensor) and not is_functorch_wrapped_tensor(tensor):
                 self._storages.add(tensor.untyped_storage()._cdata)
             if casts and not tensor.requires_grad:
                 self._frozen.add(_shape(tensor))
 
     def include(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view of one of them, may be a cast of one, or is elsewhere."""
+        """Whether a tensor is a view of one of them, may be a cast of one, or is elsewhere.
+
+        A tensor of the device "meta" is nowhere.
+        """
         return (
             tensor.device.type != self._kind
+            or tensor.is_meta
             or tensor.untyped_storage()._cdata in self._storages
             or isinstance(tensor._base, nn.Parameter)
             or (

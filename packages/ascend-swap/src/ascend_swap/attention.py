@@ -114,13 +114,15 @@ class AttentionSwap:
     ) -> Any:
         if not place.trains:
             return call(*args, **kwargs)
-        entered = self._keeper.inside(self._pass(place), place.belongings.now())
-        with entered, Region(self._keeper) as region:
-            # Around the model's call somebody else may checkpoint it, and will compute it again:
-            # while that backward runs, no call is ours, and it has to save the same.
-            if region.frame is None or region.frame.over_foreign:
+        with Region(self._keeper) as region:
+            if region.frame is None:  # inside a transform of torch.func, or while torch traces
                 return call(*args, **kwargs)
-            return run(call, args, kwargs)
+            with self._keeper.inside(self._pass(place), place.belongings.now()):
+                # Around the model's call somebody else may checkpoint it, and will compute it
+                # again: while that backward runs, no call is ours, and it has to save the same.
+                if region.frame.over_foreign:
+                    return call(*args, **kwargs)
+                return run(call, args, kwargs)
 
     def _pass(self, place: _Place) -> LayerPass:
         """The pass that a call belongs to: that of the call before it, within one layer."""
