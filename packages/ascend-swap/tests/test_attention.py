@@ -248,11 +248,32 @@ def test_a_pool_may_be_shared() -> None:
         swap_attention(Model(), SwapAttentionConfig(host_budget=1 << 20), pool=pool)
 
 
-def test_recomputed_mlps_hold_their_inputs_on_the_host_alone() -> None:
+class ByName(nn.Sequential):
+    """Takes its input by name."""
+
+    def forward(self, *, hidden: Tensor) -> Tensor:
+        out: Tensor = super().forward(hidden)
+        return out
+
+
+class LayerByName(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = ByName(*self.mlp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attention(self.input_norm(x))
+        out: Tensor = x + self.mlp(hidden=self.post_attention_norm(x))
+        return out
+
+
+@pytest.mark.parametrize("layer", [Layer, LayerByName])
+def test_recomputed_mlps_hold_their_inputs_on_the_host_alone(layer: type[Layer]) -> None:
     """On the CPU both sides are the host; the pool says which is which."""
 
     def held(**options: Any) -> int:
         model = Model()
+        model.layers = nn.ModuleList(layer() for _ in range(LAYERS))
         pool = PinnedPool()
         config = SwapAttentionConfig(min_bytes=1, keep_last=0, **options)
         handle = swap_attention(model, config, pool=pool)

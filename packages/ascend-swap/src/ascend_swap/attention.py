@@ -303,10 +303,17 @@ def _recomputing(module: nn.Module) -> Run:
 
     def run(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context = note() or contextlib.nullcontext
-        # It saves its inputs outside of its own hooks, so that they move.
+        first, names = len(args), tuple(kwargs)  # what runs again may not hold the values
+
+        def again(*values: Any) -> Any:
+            return call(*values[:first], **dict(zip(names, values[first:], strict=True)))
+
+        # It saves its inputs outside of its own hooks, so that they move; but not those that it is
+        # itself given by name.
         return checkpoint(
-            functools.partial(call, **kwargs),
+            again,
             *args,
+            *kwargs.values(),
             use_reentrant=False,
             context_fn=lambda: (contextlib.nullcontext(), context()),
         )
