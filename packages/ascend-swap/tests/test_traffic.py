@@ -71,3 +71,20 @@ def test_what_was_looked_at_before_backward_is_given_up_when_another_pass_is_rea
     model[2](model[1](first))
     assert brought() == 0
     first.sum().backward()
+
+
+def test_after_steps_of_single_layers_a_whole_step_moves() -> None:
+    """As in a training layer by layer, or where each layer is timed before."""
+    model = nn.Sequential(*(Layer() for _ in range(4)))
+    handle = swap_attention(model, SwapAttentionConfig(min_bytes=1))
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        for layer in model:
+            layer(x).sum().backward()
+    model(x).sum().backward()
+    # Of the first, which has turned around at this very place, nothing: that is all that is known.
+    moved = handle.report()["moved_bytes_by_layer"]
+    assert [moved[name] > 0 for name in "0123"] == [False, True, True, True]
+    model(x).sum().backward()
+    moved = handle.report()["moved_bytes_by_layer"]
+    assert [moved[name] > 0 for name in "0123"] == [True, True, True, False]

@@ -122,10 +122,14 @@ class BackwardOrder:
         self._layers.pop(number, None)
 
     def turns_around(self) -> bool:
-        """Whether the pass that has just begun is expected to be the next that is reached."""
+        """Whether the pass that has just begun is expected to be the next that is reached.
+
+        That its layer once turned around, at whatever place, is too little to say so: who believes
+        it keeps what a whole step saves, where each layer had a backward of its own before.
+        """
         latest, known = self._latest, self._round.next(1)
         if latest is None or known is None:
-            return latest is not None and self._offset(latest) == 0
+            return latest is not None and self._offset(latest, latest.keys[:-1]) == 0
         return known == [latest.number]
 
     def expected(self, count: int) -> list[int]:
@@ -176,8 +180,8 @@ class BackwardOrder:
         self._round.add(*event.history[-1][:2], event.number)
         self._latest = event
 
-    def _offset(self, event: _Event) -> int | None:
-        for key in event.keys:
+    def _offset(self, event: _Event, keys: tuple[object, ...] | None = None) -> int | None:
+        for key in event.keys if keys is None else keys:
             if key in self._next:
                 return self._next[key]
         return -1 if event.reached else None
