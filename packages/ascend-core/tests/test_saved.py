@@ -676,3 +676,22 @@ def test_regions_are_left_also_where_python_drops_assertions() -> None:
         "        raise SystemExit(inner.frame is not outer.frame)\n"
     )
     assert subprocess.run([sys.executable, "-O", "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("moment", ["open", "leave"])
+def test_an_interrupt_while_a_region_is_entered_or_left_leaves_no_hooks(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        *((CopyKeeper, "open") if moment == "open" else (Frame, "leave")), interrupted
+    )
+    with pytest.raises(KeyboardInterrupt), Region(CopyKeeper()):
+        pass
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    monkeypatch.undo()
+    with Region(CopyKeeper()) as after:
+        assert after.frame is not None
+        assert not after.frame.over_foreign

@@ -49,15 +49,20 @@ class Region:
             return self
         top = _top_hooks()
         stack = _FRAMES.stack
-        if not (stack and top is not None and top[0] is stack[-1][1][0]):
-            frame = Frame(top)
-            hooks = frame.hooks()
-            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
-            stack.append((frame, hooks))
-            self._opened = True
-        self._frame = stack[-1][0]
-        for keeper in reversed(self._keepers):
-            self._frame.enter(keeper)
+        joins = bool(stack) and top is not None and top[0] is stack[-1][1][0]
+        frame = stack[-1][0] if joins else Frame(top)
+        try:
+            if not joins:
+                hooks = frame.hooks()
+                torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+                stack.append((frame, hooks))
+                self._opened = True
+            for keeper in reversed(self._keepers):
+                frame.enter(keeper)
+        except BaseException:  # a KeyboardInterrupt, say: no `__exit__` follows it
+            self._close(frame)
+            raise
+        self._frame = frame
         return self
 
     def __exit__(
@@ -69,8 +74,14 @@ class Region:
         frame, self._frame = self._frame, None
         if frame is None:
             return
-        for keeper in self._keepers:
-            frame.leave(keeper)
+        try:
+            for keeper in self._keepers:
+                frame.leave(keeper)
+        finally:
+            self._close(frame)
+
+    def _close(self, frame: Frame) -> None:
+        """Pop the hooks that this region pushed, if it did."""
         if self._opened:
             self._opened = False
             torch._C._autograd._pop_saved_tensors_default_hooks()
