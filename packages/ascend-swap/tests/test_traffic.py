@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ascend_core.transfer import DeviceCopy
 from ascend_swap import AttentionSwap, SwapAttentionConfig, swap_attention
+from ascend_swap._traffic import Traffic
 
 
 class Thirds(nn.Module):
@@ -88,3 +89,18 @@ def test_after_steps_of_single_layers_a_whole_step_moves() -> None:
     model(x).sum().backward()
     moved = handle.report()["moved_bytes_by_layer"]
     assert [moved[name] > 0 for name in "0123"] == [True, True, True, False]
+
+
+def test_a_layer_that_was_late_is_tried_again_now_and_then() -> None:
+    traffic = Traffic(2, 1, None)
+    kept = []
+    for _ in range(210):
+        kept.append(traffic.begin(0).keeps)
+        if not kept[-1]:
+            traffic._note_leaving(0, 100, late=True)
+    assert [number for number, keeps in enumerate(kept) if not keeps] == [0, 1, 102, 203]
+    assert set(kept) == {0, 100}
+    while traffic.begin(0).keeps:
+        pass
+    traffic._note_leaving(0, 100, late=False)  # the trouble is over
+    assert not any(traffic.begin(0).keeps for _ in range(10))

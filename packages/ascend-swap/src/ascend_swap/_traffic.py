@@ -32,6 +32,7 @@ from ascend_swap._passes import LayerPass, Tally
 __all__ = ["Counts", "Traffic"]
 
 _OFTEN = 2  # times in a row that a layer is late before it stays
+_TRIED = 100  # passes after which a layer that stays is moved again, to see
 _UNREAD = 4096  # waits whose times were not read yet, at most
 
 
@@ -86,10 +87,12 @@ class _Late(NamedTuple):
         times: How often in a row.
         nbytes: The largest storage that it saved, when that was smallest; a larger one may have
             more time to leave, and is more worth it.
+        stayed: How many of its passes have stayed since.
     """
 
     times: int
     nbytes: int
+    stayed: int = 0
 
 
 class Traffic:
@@ -167,7 +170,13 @@ class Traffic:
         if self._order.turns_around():
             return math.inf
         late = self._late.get(layer)
-        return 0 if late is None or late.times < _OFTEN else late.nbytes
+        if late is None or late.times < _OFTEN:
+            return 0
+        if late.stayed == _TRIED:  # it may have been a moment's trouble: it moves, and is measured
+            self._late[layer] = late._replace(times=_OFTEN - 1, stayed=0)
+            return 0
+        self._late[layer] = late._replace(stayed=late.stayed + 1)
+        return late.nbytes
 
     def _note_leaving(self, layer: int, nbytes: int, *, late: bool) -> None:
         before = self._late.pop(layer, _Late(0, nbytes))
