@@ -20,10 +20,11 @@ from torch import nn, optim
 from ascend_core.device import current_backend
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import Codec, Parts
+from ascend_reuse_param._kernels.adamw import AdamWOptions, Moments
 from ascend_reuse_param._kernels.compiled import CompiledCodec
 from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec
-from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments, NativeAdamW
+from ascend_reuse_param._kernels.native_adamw import NativeAdamW
 from benchmarks.case import Case, Variant
 from benchmarks.threads import one_thread
 

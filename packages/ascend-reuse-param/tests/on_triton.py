@@ -30,8 +30,8 @@ from ascend_core.testing import bitwise_equal
 from ascend_reuse_param._adamw import AdamWKernel
 from ascend_reuse_param._bits import BLOCK, Parts, Rounding
 from ascend_reuse_param._kernels import triton_codec
+from ascend_reuse_param._kernels.adamw import AdamWOptions, Moments, torchs_step
 from ascend_reuse_param._kernels.eager import EagerCodec
-from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments, torchs_step
 from ascend_reuse_param._kernels.triton_adamw import Arithmetic, TritonAdamW
 from ascend_reuse_param._kernels.triton_codec import TritonCodec
 from ascend_reuse_param.split_home import SplitHome

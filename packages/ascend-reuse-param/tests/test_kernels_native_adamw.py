@@ -13,8 +13,9 @@ from torch import nn, optim
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import Parts, Rounding
 from ascend_reuse_param._kernels import native_adamw
+from ascend_reuse_param._kernels.adamw import AdamWOptions, Moments
 from ascend_reuse_param._kernels.native import Library, NativeCodec
-from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments, NativeAdamW
+from ascend_reuse_param._kernels.native_adamw import NativeAdamW
 
 SIZES = (1, 7, 63, 64, 65, 4097, 1_000_003)
 Gradients = Callable[[int], torch.Tensor]

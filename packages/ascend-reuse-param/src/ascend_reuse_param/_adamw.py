@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from ascend_core.optim import Held, Slot
 from ascend_reuse_param._bits import Parts
-from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments
+from ascend_reuse_param._kernels.adamw import AdamWOptions, AdamWStep, Moments
 
-__all__ = ["AdamWKernel", "AdamWStep", "Form"]
+__all__ = ["AdamWKernel", "Form"]
 
 Form = Literal["for-loop", "foreach"]
 
 _NUMBERS = ("lr", "eps", "weight_decay")
-
-
-class AdamWStep(Protocol):
-    """A step in one pass, to the bits of one of torch's forms."""
-
-    def step(
-        self,
-        weight: torch.Tensor,
-        parts: Parts,
-        gradient: torch.Tensor,
-        moments: Moments,
-        *,
-        step: float,
-        options: AdamWOptions,
-    ) -> None:
-        """Step a weight and its parts in place, and the moments; see `NativeAdamW.step`."""
 
 
 class AdamWKernel:

@@ -12,8 +12,9 @@ from torch import optim
 from ascend_core.errors import ConfigError, UnavailableError
 from ascend_core.optim import Kernel
 from ascend_core.optim.rules import unhooked_step
-from ascend_reuse_param._adamw import AdamWKernel, AdamWStep, Form
+from ascend_reuse_param._adamw import AdamWKernel, Form
 from ascend_reuse_param._bits import Codec, Rounding
+from ascend_reuse_param._kernels.adamw import AdamWStep
 from ascend_reuse_param._kernels.compiled import CompiledCodec
 from ascend_reuse_param._kernels.eager import EagerCodec
 from ascend_reuse_param._kernels.native import NativeCodec

@@ -18,20 +18,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import struct
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 
 from ascend_core.errors import UnavailableError
-from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import BLOCK, Parts, blocks_of
-from ascend_reuse_param._kernels.native_adamw import AdamWOptions, Moments, torchs_step
+from ascend_reuse_param._kernels.adamw import (
+    AdamWOptions,
+    Moments,
+    check_operands,
+    equals,
+    torchs_step,
+)
 from ascend_reuse_param._kernels.triton_codec import COMPILING, TritonCodec
 
-__all__ = ["Arithmetic", "Reference", "TritonAdamW"]
+__all__ = ["Arithmetic", "TritonAdamW"]
 
-_PROBES = (2 * BLOCK + 3, BLOCK + 37, 64, BLOCK - 1)
+# Of elements, and the averages; the last are so fast that lerp starts from its other end.
+_USUAL, _FAST = (0.9, 0.999), (0.3, 0.5)
+_PROBES = ((2 * BLOCK + 3, _USUAL), (BLOCK + 37, _USUAL), (64, _USUAL), (BLOCK - 1, _FAST))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,29 +52,13 @@ class Arithmetic:
     squares_first: bool
 
 
-class Reference(Protocol):
-    """What a step is to equal."""
-
-    def __call__(
-        self,
-        master: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: Moments,
-        *,
-        step: float,
-        options: AdamWOptions,
-        foreach: bool,
-    ) -> None:
-        """Step an FP32 master and its moments in place."""
-
-
 class TritonAdamW:
     """AdamW and Adam on a weight and its parts, equal to one of torch's forms in every bit.
 
     Args:
         codec: What splits and joins on that device.
         foreach: Whether it is to equal torch's foreach rather than its for-loop.
-        reference: What it is to equal, instead of torch.
+        reference: What it is to equal, instead of torch: a `Reference` that takes `foreach`, too.
 
     Raises:
         UnavailableError: When torch rounds as none of the ways that are known here.
@@ -77,12 +69,10 @@ class TritonAdamW:
     """
 
     def __init__(
-        self, codec: TritonCodec, *, foreach: bool, reference: Reference = torchs_step
+        self, codec: TritonCodec, *, foreach: bool, reference: Callable[..., None] = torchs_step
     ) -> None:
         self.codec = codec
-        self._foreach = foreach
-        self._reference = reference
-        self.arithmetic = self._proven()
+        self.arithmetic = self._proven(reference, foreach=foreach)
 
     def step(
         self,
@@ -94,23 +84,8 @@ class TritonAdamW:
         step: float,
         options: AdamWOptions,
     ) -> None:
-        """Step a weight and its parts in place, and the moments.
-
-        A block of the weight that somebody else wrote is taken as it is, as by `Codec.join`. The
-        host waits for nothing.
-
-        Args:
-            weight: BF16 [n].
-            parts: Its parts.
-            gradient: BF16 or FP32 [n].
-            moments: Of n elements.
-            step: The number of this step; the first is 1.
-            options: Of this step.
-        """
-        assert gradient.dtype in (torch.bfloat16, torch.float32)
-        for tensor in (gradient, *moments.tensors()):
-            assert tensor.is_contiguous() and tensor.numel() == weight.numel()
-        assert all(tensor.dtype == torch.float32 for tensor in moments.tensors())
+        """See `AdamWStep.step`. The host waits for nothing."""
+        check_operands(weight, gradient, moments)
         if weight.numel() == 0:
             return
         kernels, is_bf16 = self.codec.kernels, gradient.dtype == torch.bfloat16
@@ -155,48 +130,23 @@ class TritonAdamW:
             "QUOTIENT_FIRST": rounding.quotient_first,
         }
 
-    def _proven(self) -> Arithmetic:
+    def _proven(self, reference: Callable[..., None], *, foreach: bool) -> Arithmetic:
+        torchs = partial(reference, foreach=foreach)
+        probed = partial(equals, self, self.codec, torchs, device=self.codec.kernels.device)
         for arithmetic in _arithmetics():
             self.arithmetic = arithmetic
-            if all(self._equals(numel, number) for number, numel in enumerate(_PROBES)):
+            if all(
+                probed(numel=numel, seed=seed, betas=betas)
+                for seed, (numel, betas) in enumerate(_PROBES)
+            ):
                 return arithmetic
-        form = "foreach" if self._foreach else "for-loop"
+        form = "foreach" if foreach else "for-loop"
         raise UnavailableError(
             f"the Triton step of AdamW is not used for torch's {form}: here it would not equal it.",
             why="torch rounds as none of the ways that are known to it.",
             instead="nothing need be done: joining, stepping and splitting one after the other "
             "gives the same results, more slowly.",
         )
-
-    def _equals(self, numel: int, seed: int) -> bool:
-        """Step some elements twice by both, and compare their bits."""
-        codec, device = self.codec, self.codec.kernels.device
-        generator = torch.Generator("cpu").manual_seed(seed)
-
-        def drawn() -> torch.Tensor:
-            on_host = torch.randn(numel, generator=generator, dtype=torch.float32, device="cpu")
-            return on_host.to(device)
-
-        # Steps are larger than weights, so that a root's last bit is not lost in a sum.
-        master = drawn() / 1024
-        weight = torch.empty(numel, dtype=torch.bfloat16, device=device)
-        parts = Parts.empty(numel, device, codec.rounding)
-        scratch = Arena(0, device)
-        codec.split(master, weight, parts, scratch)
-        moments, theirs = (Moments.zeros(numel, device, amsgrad=seed % 2 == 1) for _ in range(2))
-        # The last averages so fast that lerp starts from its other end.
-        betas = (0.3, 0.5) if seed == len(_PROBES) - 1 else (0.9, 0.999)
-        options = AdamWOptions(lr=1.0, betas=betas, weight_decay=0.1, decoupled=seed % 4 < 2)
-        for step in (1, 2):
-            gradient = drawn()
-            self.step(weight, parts, gradient, moments, step=step, options=options)
-            self._reference(
-                master, gradient, theirs, step=step, options=options, foreach=self._foreach
-            )
-        joined = torch.empty_like(master)
-        codec.join(weight, parts, joined, scratch)
-        pairs = [(joined, master), *zip(moments.tensors(), theirs.tensors(), strict=True)]
-        return all(torch.equal(left, right) for left, right in pairs)
 
 
 def _single(number: float) -> float:
