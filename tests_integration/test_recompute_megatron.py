@@ -41,7 +41,6 @@ from tests_integration.megatron_cpu import (
     SEQUENCE,
     gpt,
     loss_of,
-    megatron_on_cpu,
     tokens,
 )
 
@@ -51,17 +50,11 @@ STATE = torch.get_rng_state().nbytes  # of a CPU generator; a replay holds torch
 
 TurnOn = Callable[[nn.Module], Sequence[Any]]
 
-# megatron-core's own layers leave the group of tensor parallelism to its default.
-pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def megatron() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small are the tensors
-    with megatron_on_cpu():
-        yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    # megatron-core's own layers leave the group of tensor parallelism to its default.
+    pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning"),
+    pytest.mark.usefixtures("megatron"),
+]
 
 
 def activation(model: nn.Module, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn, optim
 from ascend_core import ConfigError, FeatureError
 from ascend_core.testing import bitwise_equal
 from ascend_reuse_param import ReuseParamConfig, reuse_param
-from tests_integration.megatron_cpu import gpt, loss_of, megatron_on_cpu, tokens
+from tests_integration.megatron_cpu import gpt, loss_of, tokens
 from tests_integration.megatron_npu.worker import type_of_cuda
 
 pytestmark = [
@@ -25,15 +24,6 @@ pytestmark = [
 
 STEPS, RESUMED_AT, CLIP = 5, 3, 0.5
 FORMS: dict[str, dict[str, Any]] = {"for-loop": {}, "fused": {"fused": True}}
-
-
-@pytest.fixture(scope="module")
-def megatron() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small are the tensors
-    with megatron_on_cpu():
-        yield
-    torch.set_num_threads(threads)
 
 
 def bf16_gpt() -> nn.Module:

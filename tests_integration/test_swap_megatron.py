@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ from tests_integration.megatron_cpu import (
     SEQUENCE,
     gpt,
     loss_of,
-    megatron_on_cpu,
     tokens,
 )
 from tests_integration.megatron_npu import launch
@@ -97,15 +95,6 @@ def test_what_is_recomputed_is_moved_by_its_input_alone() -> None:
 
 
 # One process -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def megatron() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small are the tensors
-    with megatron_on_cpu():
-        yield
-    torch.set_num_threads(threads)
 
 
 one_process = pytest.mark.usefixtures("megatron")
