@@ -109,16 +109,14 @@ class MovingKeeper:
         return moved
 
     def _send(self, tensor: Tensor, entered: LayerPass) -> Moved | None:
-        storage = tensor.untyped_storage()
+        nbytes = tensor.untyped_storage().nbytes()
         try:
             host = self._engine(tensor.device).to_host(tensor, whole_storage=True)
         except HostMemoryError as error:
-            self._traffic.counts.over_budget_bytes += storage.nbytes()
+            self._traffic.counts.over_budget_bytes += nbytes
             self._warn(error)
             return None
-        entered.left = host.last_use[0], host.engine
-        entered.largest = max(entered.largest, storage.nbytes())
-        entered.tally.moved += storage.nbytes()
+        entered.send(nbytes, host)
         return Moved(tensor, host)
 
     def _engine(self, device: torch.device) -> Transfer:

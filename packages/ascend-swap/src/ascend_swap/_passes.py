@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ascend_core.streams import Event
-from ascend_core.transfer import Transfer
+from ascend_core.transfer import HostCopy, Transfer
 from ascend_swap._moved import Moved
 
 if TYPE_CHECKING:
@@ -62,6 +62,12 @@ class LayerPass:
     def add(self, moved: Moved) -> None:
         """Take in a storage of which a view was saved."""
         self._moved.append(weakref.ref(moved))
+
+    def send(self, nbytes: int, host: HostCopy) -> None:
+        """Count a storage of so many bytes whose copy to the host was queued."""
+        self.left = host.last_use[0], host.engine
+        self.largest = max(self.largest, nbytes)
+        self.tally.moved += nbytes
 
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Take in a storage that stays."""
