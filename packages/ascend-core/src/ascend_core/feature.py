@@ -11,13 +11,15 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from ascend_core.errors import ConfigError, FeatureError, FeatureNotFoundError
 
-__all__ = ["ENTRY_POINT_GROUP", "Feature", "Handle", "discover", "get_feature"]
+__all__ = ["ENTRY_POINT_GROUP", "Feature", "Handle", "chosen_config", "discover", "get_feature"]
 
 ENTRY_POINT_GROUP = "ascend.features"
+
+Config = TypeVar("Config")
 
 
 @runtime_checkable
@@ -91,6 +93,27 @@ class Feature:
                 instead="reinstall the package that offers it, with its declared dependencies.",
             ) from error
         return cast("Callable[[object, object], Handle]", verb)
+
+
+def chosen_config(verb: str, kind: type[Config], config: object | None) -> Config:
+    """The options of a verb: the config that it was given, or the defaults.
+
+    Args:
+        verb: Its name.
+        kind: The class of its config.
+        config: What it was given; None where that was left out.
+
+    Raises:
+        ConfigError: When `config` is of another class.
+    """
+    if config is None:
+        return kind()
+    if not isinstance(config, kind):
+        raise ConfigError(
+            f"{verb} was given a {type(config).__name__} as its config.",
+            instead=f"pass {kind.__name__}(...), or nothing for its defaults.",
+        )
+    return config
 
 
 def discover() -> dict[str, Feature]:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from ascend_core.layout import Layout, fills_storage
-from ascend_core.saved import Frame, Packed, PackedParameter, Passed, StorageRecord
+from ascend_core.saved import (
+    Frame,
+    Packed,
+    PackedParameter,
+    Passed,
+    StorageRecord,
+    backward_runs,
+)
 from ascend_core.storage import hollow
 from ascend_recompute import _nodes
 from ascend_recompute._calls import Operator, random_state_before, use_saved_mask, write_down
@@ -46,7 +53,7 @@ class RebuildKeeper:
         What it drops is counted when it belongs to a forward, and when its tensors are not
         somebody else's to keep: inside a checkpoint nothing is held anyway.
         """
-        counts = torch._C._current_graph_task_id() == -1 and not frame.over_foreign
+        counts = not backward_runs() and not frame.over_foreign
         if counts:
             self.tally.begin()
         tally = self.tally if counts else Tally()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascend_core.saved import Region
+from ascend_core.saved import Region, backward_runs
 from ascend_core.scope import around_forward
 from ascend_core.stack import Named
 from ascend_recompute._recorder import RebuildKeeper
@@ -51,7 +51,7 @@ class ValueRecompute:
 
         def open_context() -> AbstractContextManager[Any]:
             # A new forward begins, no checkpoint's recomputation and no validation.
-            if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            if torch.is_grad_enabled() and not backward_runs():
                 keeper.tally.begin()
             return Recording(keeper, names[0]) if names else Region(keeper)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from ascend_core.errors import ConfigError
+from ascend_core.saved import backward_runs
 from ascend_core.scope import around_call, around_forward, owners
 from ascend_core.stack import Named, Stack, find_stack, first_layers, named_stack
 from ascend_core.surroundings import context_maker
@@ -66,7 +66,7 @@ class LayersRecompute:
             self._latest.in_model = before
 
     def _count_anew(self) -> None:
-        if torch._C._current_graph_task_id() == -1 and is_worthwhile():
+        if not backward_runs() and is_worthwhile():
             self._tally.begin()
 
     def _run(self, position: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,7 +6,9 @@ import torch
 from torch import optim
 
 from ascend_core.errors import ConfigError
+from ascend_core.feature import chosen_config
 from ascend_core.optim import WindowedOptimizer, windowed
+from ascend_core.optim.checks import check_optimizer
 from ascend_reuse_param._choice import chosen_codec, chosen_kernel
 from ascend_reuse_param.config import ReuseParamConfig
 from ascend_reuse_param.split_home import SplitHome
@@ -41,18 +43,8 @@ def reuse_param(
         >>> loss.backward()
         >>> optimizer.step()
     """
-    config = ReuseParamConfig() if config is None else config
-    if not isinstance(config, ReuseParamConfig):
-        raise ConfigError(
-            f"reuse_param was given a {type(config).__name__} as its config.",
-            instead="pass ReuseParamConfig(...), or nothing for its defaults.",
-        )
-    if not isinstance(optimizer, optim.Optimizer):
-        raise ConfigError(
-            f"reuse_param was given a {type(optimizer).__name__}.",
-            why="it works on optimizers.",
-            instead="build the optimizer first, and pass it.",
-        )
+    config = chosen_config("reuse_param", ReuseParamConfig, config)
+    check_optimizer("reuse_param", optimizer)
     device = _device_of(optimizer)
     codec = chosen_codec(config.kernels, config.rounding, device)
     home = SplitHome(device, codec)

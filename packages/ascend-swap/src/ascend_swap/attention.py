@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ascend_core.errors import ConfigError
+from ascend_core.feature import chosen_config
 from ascend_core.modules import find_attentions, find_mlps, is_called, named
 from ascend_core.pinned import PinnedPool
-from ascend_core.saved import Region
+from ascend_core.saved import Region, backward_runs
 from ascend_core.scope import around_call
 from ascend_core.stack import Named, find_stack, first_layers
 from ascend_core.surroundings import context_maker
@@ -57,7 +58,7 @@ class _Place(NamedTuple):
             module is not None
             and module.training
             and torch.is_grad_enabled()
-            and torch._C._current_graph_task_id() == -1
+            and not backward_runs()
         )
 
 
@@ -219,12 +220,7 @@ def swap_attention(
         >>> handle = swap_attention(model, SwapAttentionConfig(swap_modules="self_attention"))
         >>> model(batch).backward()
     """
-    config = SwapAttentionConfig() if config is None else config
-    if not isinstance(config, SwapAttentionConfig):
-        raise ConfigError(
-            f"swap_attention was given a {type(config).__name__} as its config.",
-            instead="pass SwapAttentionConfig(...), or nothing for its defaults.",
-        )
+    config = chosen_config("swap_attention", SwapAttentionConfig, config)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"swap_attention was given a {type(model).__name__}.",

@@ -8,7 +8,9 @@ import torch
 from torch import optim
 
 from ascend_core.errors import ConfigError
+from ascend_core.feature import chosen_config
 from ascend_core.optim import AttributeGradients, Gradients, WindowedOptimizer, windowed
+from ascend_core.optim.checks import check_optimizer
 from ascend_core.pinned import PinnedPool
 from ascend_swap._stores import DiskStore, PinnedStore, Store
 from ascend_swap.config import SwapOptimizerConfig
@@ -50,18 +52,8 @@ def swap_optimizer(
         >>> loss.backward()
         >>> optimizer.step()
     """
-    config = SwapOptimizerConfig() if config is None else config
-    if not isinstance(config, SwapOptimizerConfig):
-        raise ConfigError(
-            f"swap_optimizer was given a {type(config).__name__} as its config.",
-            instead="pass SwapOptimizerConfig(...), or nothing for its defaults.",
-        )
-    if not isinstance(optimizer, optim.Optimizer):
-        raise ConfigError(
-            f"swap_optimizer was given a {type(optimizer).__name__}.",
-            why="it works on optimizers.",
-            instead="build the optimizer first, and pass it.",
-        )
+    config = chosen_config("swap_optimizer", SwapOptimizerConfig, config)
+    check_optimizer("swap_optimizer", optimizer)
     device, store = _device_of(optimizer), _store(config, pool)
     home = HostHome(device, store)
     gradients: Gradients = AttributeGradients(release=config.release_grads)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ascend_core.device import device_of
 from ascend_core.memory._census import reachable_tensors, storage_of
 from ascend_core.memory._graph import graph_nodes, saved_by
+from ascend_core.saved import backward_runs
 
 __all__ = ["BACKWARD", "OUTSIDE", "Kind", "LiveStorage", "LiveStorages", "track_live"]
 
@@ -138,7 +139,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _place(self) -> str:
         if self._running:
             return self._running[-1]
-        return OUTSIDE if torch._C._current_graph_task_id() == -1 else BACKWARD
+        return BACKWARD if backward_runs() else OUTSIDE
 
     def _note(self, tensor: torch.Tensor, module: str, operator: str) -> None:
         storage = storage_of(tensor)

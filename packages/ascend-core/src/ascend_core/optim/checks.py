@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import optim
 
 from ascend_core.errors import ConfigError
 
-__all__ = ["check_form", "check_groups", "check_options"]
+__all__ = ["check_form", "check_groups", "check_optimizer", "check_options"]
 
 # Options that torch itself fills in where an older checkpoint lacks them.
 _LATER = {
@@ -24,6 +25,20 @@ _LATER = {
     "momentum",
     "nesterov",
 }
+
+
+def check_optimizer(verb: str, optimizer: object) -> None:
+    """Refuse what is no optimizer.
+
+    Raises:
+        ConfigError: Naming the verb that was given it.
+    """
+    if not isinstance(optimizer, optim.Optimizer):
+        raise ConfigError(
+            f"{verb} was given a {type(optimizer).__name__}.",
+            why="it works on optimizers.",
+            instead="build the optimizer first, and pass it.",
+        )
 
 
 def check_groups(groups: Sequence[Mapping[str, Any]]) -> None:

@@ -17,7 +17,7 @@ as a new tensor, which loses its Python attributes: `_parameters` gives them bac
 
 from __future__ import annotations
 
-from ascend_core.saved._frame import Frame
+from ascend_core.saved._frame import Frame, backward_runs
 from ascend_core.saved._packed import Packed, PackedParameter, Passed, Saved, written_to
 from ascend_core.saved._parameters import is_weight
 from ascend_core.saved._records import StorageRecord, StorageTable
@@ -36,6 +36,7 @@ __all__ = [
     "Session",
     "StorageRecord",
     "StorageTable",
+    "backward_runs",
     "is_weight",
     "region",
     "written_to",

@@ -112,7 +112,7 @@ class Frame:
 
     def _claim(self, tensor: Tensor, record: StorageRecord) -> Claim | None:
         for keeper, session in self._order:
-            if keeper.moves and (self.over_foreign or _backward_runs()):
+            if keeper.moves and (self.over_foreign or backward_runs()):
                 continue
             claim = session.claim(tensor, record)
             if claim is not None:
@@ -129,5 +129,6 @@ class Frame:
         return Packed(tensor, self.serial)
 
 
-def _backward_runs() -> bool:
+def backward_runs() -> bool:
+    """Whether this thread is inside a backward."""
     return torch._C._current_graph_task_id() != -1

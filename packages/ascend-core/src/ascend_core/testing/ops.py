@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from ascend_core.saved import backward_runs
 
 __all__ = ["OpCounts", "count_ops"]
 
@@ -45,12 +46,12 @@ class OpCounts:
         return self.backward - plain.backward
 
     def _note(self, name: str, flops: int) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            self.forward[name] += 1
-            self.forward_flops += flops
-        else:
+        if backward_runs():
             self.backward[name] += 1
             self.backward_flops += flops
+        else:
+            self.forward[name] += 1
+            self.forward_flops += flops
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
