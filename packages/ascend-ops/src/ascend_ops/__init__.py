@@ -1,5 +1,28 @@
-"""Will hold fused operators for transformer training. Nothing is here yet."""
+"""Fused operators for transformer training: SwiGLU, RMSNorm, rotary embedding, ALiBi attention.
 
-from ascend_ops._version import __version__
+Importing this package imports no torch: every public name is imported when it is first read.
+"""
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ascend_core._lazy import lazy_exports
+
+# The one list of public names: each with the module that defines it.
+_EXPORTS = {
+    "__version__": "ascend_ops._version",
+    "backend_of": "ascend_ops.functional",
+    "swiglu": "ascend_ops.functional",
+    "swiglu_pair": "ascend_ops.functional",
+}
+
+__all__ = list(_EXPORTS)
+
+if TYPE_CHECKING:
+    from ascend_ops._version import __version__ as __version__
+    from ascend_ops.functional import backend_of as backend_of
+    from ascend_ops.functional import swiglu as swiglu
+    from ascend_ops.functional import swiglu_pair as swiglu_pair
+else:
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

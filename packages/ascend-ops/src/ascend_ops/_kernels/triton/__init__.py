@@ -1,0 +1,1 @@
+"""The operators by Triton on CUDA: what launches the kernels."""

@@ -1,0 +1,6 @@
+"""The operators as functions. Each checks what it is given, and calls its operator of torch."""
+
+from ascend_ops.functional._backend import backend_of
+from ascend_ops.functional._swiglu import swiglu, swiglu_pair
+
+__all__ = ["backend_of", "swiglu", "swiglu_pair"]

@@ -1,0 +1,9 @@
+"""The formulae: plain torch, in FP32 (FP64 where it is given FP64) and rounded once at the end.
+
+This is what the operators are held to, and what one reads to know what they compute. Autograd
+differentiates it. It is slow and saves much.
+"""
+
+from ascend_ops.reference._swiglu import swiglu, swiglu_pair
+
+__all__ = ["swiglu", "swiglu_pair"]

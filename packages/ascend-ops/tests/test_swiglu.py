@@ -1,0 +1,48 @@
+"""SwiGLU on every backend that this machine has."""
+
+import torch
+from torch.nn import functional as F
+
+import ascend_ops
+from ascend_ops import reference
+
+
+def test_equals_torchs_own_operators_in_bf16() -> None:
+    x = torch.randn(3, 10, 64, dtype=torch.bfloat16, requires_grad=True)
+    gate, up = x.chunk(2, -1)
+    expected = F.silu(gate) * up
+    grad = torch.randn_like(expected)
+    expected_grad = torch.autograd.grad(expected, x, grad)[0]
+    y = ascend_ops.swiglu(x, backend="eager")
+    assert torch.equal(y, expected)
+    assert torch.equal(torch.autograd.grad(y, x, grad)[0], expected_grad)
+
+
+def test_gradients_are_right_in_fp64() -> None:
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(8, dtype=torch.float64, requires_grad=True)
+
+    def run(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return ascend_ops.swiglu(x, bias=bias, limit=0.7)
+
+    assert torch.autograd.gradcheck(run, (x, bias))
+    assert torch.autograd.gradgradcheck(run, (x, bias))
+
+
+def test_opcheck() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    torch.library.opcheck(torch.ops.ascend_ops.swiglu.default, (x, -1, None, None, None))
+    gate, up = torch.randn(2, 3, 8).unbind()
+    pair = (gate.requires_grad_(), up.requires_grad_(), 0.5, None)
+    torch.library.opcheck(torch.ops.ascend_ops.swiglu_pair.default, pair)
+
+
+def test_whole_graph_is_compiled() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: ascend_ops.swiglu(x * 2).sum(), fullgraph=True, backend="aot_eager"
+    )
+    grad = torch.autograd.grad(compiled(x), x)[0]
+    assert torch.equal(grad, torch.autograd.grad(ascend_ops.swiglu(x * 2).sum(), x)[0])
+    assert ascend_ops.backend_of("swiglu", x) in ("eager", "cpu")
+    assert torch.equal(reference.swiglu(x), ascend_ops.swiglu(x))
