@@ -13,6 +13,8 @@ from ascend_core._lazy import lazy_exports
 _EXPORTS = {
     "__version__": "ascend_ops._version",
     "backend_of": "ascend_ops.functional",
+    "rms_norm": "ascend_ops.functional",
+    "rotary": "ascend_ops.functional",
     "swiglu": "ascend_ops.functional",
     "swiglu_pair": "ascend_ops.functional",
 }
@@ -22,6 +24,8 @@ __all__ = list(_EXPORTS)
 if TYPE_CHECKING:
     from ascend_ops._version import __version__ as __version__
     from ascend_ops.functional import backend_of as backend_of
+    from ascend_ops.functional import rms_norm as rms_norm
+    from ascend_ops.functional import rotary as rotary
     from ascend_ops.functional import swiglu as swiglu
     from ascend_ops.functional import swiglu_pair as swiglu_pair
 else:
