@@ -6,7 +6,14 @@ of 32 and of 64 bits are. So two elements of 16 bits are read as one integer of 
 low halves of the two halves of one of 64, and worked on together there. No sum crosses from one
 into the other: each has 32 bits of its own, and none is larger. What would be a comparison is the
 carry of a sum. The earlier element is the lower one: this is for processors that are
-little-endian, as all are that torch compiles for.
+little-endian, as all are that torch compiles for. Bytes are stored by vectors too, but as int8
+alone.
+
+[Note: one nest] Loops that follow from one another, and whose outermost runs over blocks, become
+one loop over blocks, with the others inside: so a join reads weights from memory for their
+fingerprint, and from the first-level cache for the rest. One vector over blocks among them, and
+each loop runs over everything by itself: nothing is written, or kept, by block in `_join`. What
+`_split` makes would be computed twice there, so it has a call of its own.
 
 [Note: whole blocks alone] What is compiled is compiled again for each new relation between sizes
 (one element, a multiple of 8, a multiple of a block), and given up after a few. So it gets whole
@@ -31,7 +38,9 @@ from ascend_reuse_param._kernels.eager import EagerCodec
 
 __all__ = ["CompiledCodec"]
 
-_CHUNK = 1 << 21  # elements: calling what is compiled takes as long as some 100 000 of them
+# Elements at a time, a multiple of BLOCK. Each call takes as long as some 100 000 of them, and
+# smaller chunks, that stay in a cache, do not make up for it; a split takes half a byte for each.
+_CHUNK = 1 << 24
 _CHUNK_OF_REST = 1 << 16  # what is shorter than a block, or not aligned: it is worth little memory
 
 # Of both elements of a word: the lowest bit, the low half, and what is added so that bit 16 says
@@ -47,31 +56,6 @@ _NOT_ZERO = 0x1_FFFF * _ONES
 _OPTIONS = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 16}
 
 _LANES = 16  # words of 64 bits that one word of 32 bits of a bitmap is about
-
-
-class _Temporaries:
-    """What a chunk of whole blocks needs, cut from an arena.
-
-    Attributes:
-        marks: int32 [n / 2], the exceptions of two elements.
-        bytes: uint8 [n / 2], the same.
-        sixteens: int32 [n / 16], those of 16 elements.
-        words: int32 [n / 32], those of 32: the bitmap.
-        same: int64 [n / BLOCK], -1 where a fingerprint is right, else 0.
-    """
-
-    def __init__(self, numel: int, scratch: Arena) -> None:
-        self.marks = _apart(scratch.take(numel // 2, torch.int32))
-        self.bytes = scratch.take(numel // 2, torch.uint8)
-        self.sixteens = _apart(scratch.take(numel // 16, torch.int32))
-        self.words = _apart(scratch.take(numel // 32, torch.int32))
-        self.same = _apart(scratch.take(numel // BLOCK, torch.int64))
-
-    @staticmethod
-    def nbytes(numel: int) -> int:
-        """What an instance for so many elements cuts."""
-        own = (2 * numel, numel // 2, numel // 4, numel // 8, numel // BLOCK * 8)
-        return sum(map(aligned, own))
 
 
 class CompiledCodec:
@@ -108,7 +92,8 @@ class CompiledCodec:
     def scratch_bytes(self, numel: int) -> int:
         """How much of an arena `split` or `join` takes; all of it is given back."""
         largest = max((stop - start for start, stop in _chunks(numel, self._chunk)), default=0)
-        return max(_Temporaries.nbytes(largest), self._eager.scratch_bytes(numel))
+        marks = aligned(largest // 2)  # the words of a join are fewer
+        return max(marks, self._eager.scratch_bytes(numel))
 
     def split(
         self, master: torch.Tensor, weight: torch.Tensor, parts: Parts, scratch: Arena
@@ -146,26 +131,24 @@ class CompiledCodec:
             self._split(bits, high, low, None)
             self._finish(high, self._tables, fingerprints, None, None)
             return
-        chunk = _Temporaries(master.numel(), scratch)
-        self._split(bits, high, low, chunk.marks)
-        eights = _apart(chunk.bytes.copy_(chunk.marks).view(torch.int64))
-        self._finish(high, self._tables, fingerprints, eights, chunk.sixteens)
-        chunk.words.view(torch.int16).copy_(chunk.sixteens)
-        parts.bitmap.copy_(chunk.words.view(torch.uint8))
+        marks = scratch.take(master.numel() // 2, torch.int8)
+        self._split(bits, high, low, _apart(marks))
+        fours, bitmap = _apart(marks.view(torch.int32)), _apart(parts.bitmap.view(torch.int8))
+        self._finish(high, self._tables, fingerprints, fours, bitmap)
 
     def _join_chunk(
         self, weight: torch.Tensor, parts: Parts, master: torch.Tensor, scratch: Arena
     ) -> None:
-        chunk = _Temporaries(master.numel(), scratch)
         words = None
         if parts.bitmap is not None:
-            words = chunk.words
+            words = scratch.take(master.numel() // 32, torch.int32)
             words.view(torch.uint8).copy_(parts.bitmap)
+            words = _apart(words)
         high, low = (_apart(half.view(torch.int32)) for half in (weight, parts.residual))
         # Of the shape that it is written in: otherwise it would be written elsewhere first.
         bits = _apart(master.view(torch.int64)).view(-1, BLOCK // 32, _LANES)
         fingerprints = _apart(parts.fingerprints)
-        self._join(high, low, words, self._tables, fingerprints, chunk.same, bits)
+        self._join(high, low, words, self._tables, fingerprints, bits)
 
 
 def _whole(master: torch.Tensor, *halves: torch.Tensor) -> int:
@@ -183,7 +166,8 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor with a storage of its own."""
-    apart: torch.Tensor = from_dlpack(tensor)
+    # By way of its capsule: handing over the tensor takes twice as long.
+    apart: torch.Tensor = from_dlpack(tensor.__dlpack__())
     return apart
 
 
@@ -210,6 +194,7 @@ def _gathered(words: torch.Tensor) -> torch.Tensor:
 def _split(
     bits: torch.Tensor, high: torch.Tensor, residual: torch.Tensor, marks: torch.Tensor | None
 ) -> None:
+    """Write both halves, and, if there are marks, the exceptions of two elements as 2 bits each."""
     low, top = bits & _LOW, (bits >> 16) & _LOW
     nan = (((bits & 0x7FFF_FFFF * _ONES) + _NAN) >> 31) & _ONES
     if marks is None:
@@ -220,7 +205,8 @@ def _split(
         tie = ~((from_tie + _NOT_ZERO) >> 17) & _ONES
         signalling = ~(bits >> 22) & _ONES
         exception = tie ^ ((tie ^ signalling) & nan)
-        marks.copy_((exception | (exception >> 31)).to(torch.int32) & 3)
+        two = (exception | (exception >> 31)).to(torch.int32) & 3
+        marks.copy_(two.to(torch.int8))
     high.copy_(_gathered((top + (up & ~nan)) | (nan << 6)))
     residual.copy_(_gathered(low))
 
@@ -229,15 +215,14 @@ def _finish(
     high: torch.Tensor,
     tables: torch.Tensor,
     fingerprints: torch.Tensor,
-    eights: torch.Tensor | None,
-    sixteens: torch.Tensor | None,
+    fours: torch.Tensor | None,
+    bitmap: torch.Tensor | None,
 ) -> None:
-    """Fingerprint, and put the exceptions of 16 elements, two in each byte, side by side."""
+    """Fingerprint, and put the exceptions of 8 elements, two in each byte, side by side in one."""
     fingerprints.copy_(_fingerprints(high, tables))
-    if eights is not None and sixteens is not None:
-        fours = (eights | (eights >> 6)) & 0x000F_000F_000F_000F
-        halves = (fours | (fours >> 12)) & 0x0000_00FF_0000_00FF
-        sixteens.copy_((halves | (halves >> 24)).to(torch.int32) & 0xFFFF)
+    if fours is not None and bitmap is not None:
+        halves = (fours | (fours >> 6)) & 0x000F_000F
+        bitmap.copy_((halves | (halves >> 12)).to(torch.int8))
 
 
 def _fingerprints(high: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
@@ -257,12 +242,10 @@ def _join(
     words: torch.Tensor | None,
     tables: torch.Tensor,
     fingerprints: torch.Tensor,
-    same: torch.Tensor,
     bits: torch.Tensor,
 ) -> None:
-    same.copy_(-(_fingerprints(high, tables) == fingerprints).to(torch.int64))
     shape = bits.shape
-    right = same.view(-1, 1, 1)
+    right = -(_fingerprints(high, tables) == fingerprints).to(torch.int64).view(-1, 1, 1)
     top = _spread(high.view(shape))
     low = _spread(residual.view(shape)) & right
     nan = (((top & 0x7FFF * _ONES) + _UPPER_NAN) >> 15) & _ONES
