@@ -80,7 +80,8 @@ def test_a_checkpoint_without_masters_takes_the_weights(run: Any) -> None:
 
 
 def test_saving_changes_nothing(run: Any) -> None:
-    plain, ours = run("beside").train(6), run("reuse")
+    plain = run("beside").train(6)
+    ours = run("reuse", config=ReuseParamConfig(times=16))
     for number in range(6):
         ours.train(1, first=number)
         ours.optimizer.state_dict()
@@ -109,7 +110,8 @@ def test_all_classes_of_bits_survive_a_checkpoint(run: Any) -> None:
     trained.optimizer.load_state_dict(checkpoint)
     trained.weights[0].data.copy_(rounded(masters))
     assert bitwise_equal(trained.masters()[0], masters)
-    assert trained.optimizer.report()["windows_with_a_bitmap"] == 16
+    report = trained.optimizer.report()
+    assert report["windows_with_a_bitmap"] == report["windows"] > 1
 
 
 def rounded(masters: torch.Tensor) -> torch.Tensor:

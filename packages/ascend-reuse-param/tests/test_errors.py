@@ -229,7 +229,7 @@ def test_the_default_device_changes_nothing(device: torch.device) -> None:
 
 def test_a_large_parameter_that_comes_late_has_large_windows() -> None:
     bias, matrix = weight(64), weight(1 << 17)
-    optimizer = reuse_param(optim.AdamW([bias, matrix]))
+    optimizer = reuse_param(optim.AdamW([bias, matrix]), ReuseParamConfig(times=16))
     bias.grad = torch.ones_like(bias)
     optimizer.step()
     matrix.grad = torch.ones_like(matrix)

@@ -101,3 +101,12 @@ def test_a_bitmap_may_end_inside_a_word(numel: int, run: Any) -> None:
             weight.data.copy_(masters.view(torch.float32))
         for master in trained.masters():
             assert torch.equal(master.view(torch.int32), masters)
+
+
+@pytest.mark.parametrize(("kernels", "windows"), [("eager", 16), ("auto", 4)])
+def test_windows_are_few_where_no_masters_are_joined(kernels: str, windows: int) -> None:
+    weight = nn.Parameter(torch.ones(1 << 17, dtype=torch.bfloat16))
+    optimizer = reuse_param(optim.AdamW([weight]), ReuseParamConfig(kernels=kernels))
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert optimizer.report()["windows"] == windows

@@ -18,9 +18,10 @@ class ReuseParamConfig:
     """Options of `reuse_param`.
 
     Attributes:
-        times: Into how many windows the parameters are cut, at most. A step that is not native
-            joins the masters of one window at a time: 4 bytes for each of its parameters. 16 when
-            left out and `window_bytes` is left out too.
+        times: Into how many windows the parameters are cut, at most. A step that is not one kernel
+            joins the masters of one window at a time: 4 bytes for each of its parameters. When left
+            out, and `window_bytes` is left out too, 16; for a step that is one kernel, and joins
+            no masters, 4.
         window_bytes: The most bytes of FP32 state in one window, instead of a number of windows.
         rounding: How an FP32 master becomes its BF16 weight: "nearest-even", to the bits of
             torch's cast, or "half-away", as MindSpeed does, which differs on ties and keeps no
@@ -51,10 +52,15 @@ class ReuseParamConfig:
         _check_one_of("rounding", self.rounding, ROUNDINGS)
         _check_one_of("kernels", self.kernels, KERNELS)
 
-    @property
-    def windows(self) -> int | None:
-        """The number of windows, with its default."""
-        return 16 if self.times is None and self.window_bytes is None else self.times
+    def windows(self, *, joins: bool) -> int | None:
+        """The number of windows, with its default.
+
+        Args:
+            joins: Whether a step joins the masters of a window in memory.
+        """
+        if self.times is not None or self.window_bytes is not None:
+            return self.times
+        return 16 if joins else 4
 
 
 def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:

@@ -52,7 +52,7 @@ def reuse_param(
     return windowed(
         optimizer,
         home=home,
-        times=config.windows,
+        times=config.windows(joins=home.kernel is None),
         window_bytes=config.window_bytes,
         master_weights=True,
     )
