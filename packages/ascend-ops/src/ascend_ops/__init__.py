@@ -12,6 +12,8 @@ from ascend_core._lazy import lazy_exports
 # The one list of public names: each with the module that defines it.
 _EXPORTS = {
     "__version__": "ascend_ops._version",
+    "alibi_attention": "ascend_ops.functional",
+    "alibi_slopes": "ascend_ops.functional",
     "backend_of": "ascend_ops.functional",
     "rms_norm": "ascend_ops.functional",
     "rotary": "ascend_ops.functional",
@@ -23,6 +25,8 @@ __all__ = list(_EXPORTS)
 
 if TYPE_CHECKING:
     from ascend_ops._version import __version__ as __version__
+    from ascend_ops.functional import alibi_attention as alibi_attention
+    from ascend_ops.functional import alibi_slopes as alibi_slopes
     from ascend_ops.functional import backend_of as backend_of
     from ascend_ops.functional import rms_norm as rms_norm
     from ascend_ops.functional import rotary as rotary

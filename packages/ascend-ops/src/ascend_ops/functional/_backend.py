@@ -8,13 +8,14 @@ from typing import Any
 
 from ascend_core.errors import ConfigError
 from ascend_ops._backends import choose
-from ascend_ops.functional import _rms_norm, _rotary, _swiglu
+from ascend_ops.functional import _alibi, _rms_norm, _rotary, _swiglu
 
 __all__ = ["backend_of"]
 
 # What a function hands to the kernels, by the function's name, after its checks.
 _CALLS: Mapping[str, tuple[str, Callable[..., tuple[Any, ...]]]] = MappingProxyType(
     {
+        "alibi_attention": ("alibi_attention", _alibi.call_of_alibi_attention),
         "rms_norm": ("rms_norm", _rms_norm.call_of_rms_norm),
         "rotary": ("rotary", _rotary.call_of_rotary),
         "swiglu": ("swiglu", _swiglu.call_of_swiglu),
