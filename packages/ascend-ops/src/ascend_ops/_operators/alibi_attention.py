@@ -103,7 +103,8 @@ def _compute(
 ) -> tuple[Tensor, Tensor]:
     *shape, backend = options
     call = AlibiCall(q, k, v, slopes, mask, *shape)
-    return _kernel(backend, call).forward(call)
+    with torch.autocast(q.device.type, enabled=False):  # the dtypes of a kernel are its own
+        return _kernel(backend, call).forward(call)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
@@ -140,7 +141,8 @@ def _compute_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *shape, backend, slopes_grad = options
     call = AlibiCall(q, k, v, slopes, mask, *shape)
-    return _kernel(backend, call).backward(call, grad, out, lse, slopes_grad)
+    with torch.autocast(q.device.type, enabled=False):
+        return _kernel(backend, call).backward(call, grad, out, lse, slopes_grad)
 
 
 def _fake_backward(
@@ -183,9 +185,11 @@ def _backward_backward(ctx: Any, *grads_of_grads: Tensor | None) -> tuple[Any, .
         )
 
     of_slopes = grads_of_grads[3] if slopes_grad else None
-    given = differentiated_again(formula, (q, k, v, slopes), grad, (*grads_of_grads[:3], of_slopes))
-    grad_grad, *inputs, slopes_second = given
-    return grad_grad, *inputs, None, None, slopes_second, None, *[None] * len(ctx.options)
+    inputs, arrived = (q, k, v, slopes), (*grads_of_grads[:3], of_slopes)
+    with torch.autocast(q.device.type, enabled=False):
+        given = differentiated_again(formula, inputs, grad, arrived)
+    grad_grad, *of_inputs, slopes_second = given
+    return grad_grad, *of_inputs, None, None, slopes_second, None, *[None] * len(ctx.options)
 
 
 _OPTIONS = "bool causal, SymInt? window, float scale, SymInt q_start, SymInt kv_start, str? backend"
