@@ -15,6 +15,8 @@ are so far that their weights are below 2**-64 (2**-128 for FP64) are not read: 
 keys that memory holds, they cannot change a rounded sum. This bound is of the numbers that are
 given, not of what is usual; where it holds for no key, all are read. It matters for more than the
 work that it saves: such weights are denormal numbers, of which a matrix product is 7 times slower.
+Where scores are so large that the bound leaves some, backward computes with weights that are a
+power of two larger, by a smaller lse, and takes it from their sums.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class FlashAlibi:
         lse = q.new_full(q.shape[:3], -math.inf, dtype=_wide(q.dtype))
         for part in _parts(call):
             part_out, part_lse = part.of_queries(out), part.of_queries(lse)
-            for rows, keys in part.blocks(part.reach(None)):
+            for rows, keys in part.blocks(None):
                 found, sums = _FORWARD(
                     part.q[:, :, rows].flip(2),
                     part.k[:, :, keys],
@@ -84,25 +86,27 @@ class FlashAlibi:
         q_grad, (k_grad, v_grad) = part.of_queries(grads[0]), map(part.of_keys, grads[1:])
         # Sums over blocks of rows are kept in FP32, and rounded once.
         k_sum, v_sum = (x.to(_wide(x.dtype)) for x in (k_grad, v_grad))
-        for rows, keys in part.blocks(part.reach(lse)):
+        lift = part.lift(grad)
+        down = 0.5**lift
+        lifted = lse - lift * math.log(2) if lift else lse
+        for rows, keys in part.blocks(lse):
             of_q, of_k, of_v = _BACKWARD(
                 grad[:, :, rows].flip(2),
                 part.q[:, :, rows].flip(2),
                 part.k[:, :, keys],
                 part.v[:, :, keys],
                 out[:, :, rows].flip(2),
-                lse[:, :, rows].flip(2),
+                lifted[:, :, rows].flip(2),
                 0.0,
                 False,
                 attn_mask=part.bias_of(rows, keys),
                 scale=part.call.scale,
             )
-            q_grad[:, :, rows] = of_q.flip(2)
+            q_grad[:, :, rows] = of_q.flip(2).mul_(down)
             for total, found in ((k_sum, of_k), (v_sum, of_v)):
                 total[:, keys] += found[:, 0] if found.shape[1] == 1 else found.sum(1)
-        if k_sum is not k_grad:
-            k_grad.copy_(k_sum)
-            v_grad.copy_(v_sum)
+        k_grad.copy_(k_sum.mul_(down))
+        v_grad.copy_(v_sum.mul_(down))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class _Part:
         v: The same.
         slopes: [h, G], FP32 or FP64.
         bias: [h, G, Sq + Skv - 1], by distance, from that of the last query and the first key.
+        bound: [h, G, Sq], FP64, above each row's scores as numbers without sign and bias.
         counting: The keys that the mask lets count.
         rows: The rows that see any of them.
     """
@@ -128,6 +133,7 @@ class _Part:
     v: Tensor
     slopes: Tensor
     bias: Tensor
+    bound: Tensor
     counting: slice
     rows: slice
 
@@ -146,41 +152,76 @@ class _Part:
         first = keys.start + self.q.shape[2] - rows.stop
         return self.bias.as_strided(shape, (*self.bias.stride()[:2], 1, 1), first)
 
-    def blocks(self, reach: Tensor) -> Iterator[tuple[slice, slice]]:
-        """Blocks of rows, each with the keys that count for any of its rows."""
-        ahead = self.call.q_start - self.call.kv_start
-        for first in range(self.rows.start, self.rows.stop, _ROWS):
-            rows = slice(first, min(self.rows.stop, first + _ROWS))
-            i = torch.arange(rows.start + ahead, rows.stop + ahead)
-            low, high = self.call.keys_of(rows.start, rows.stop)
-            low, high = max(low, self.counting.start), min(high, self.counting.stop)
-            low = max(low, int((i - reach[rows]).min().clamp(0, low + high)))
-            high = min(high, 1 + int((i + reach[rows]).max().clamp(0, low + high)))
-            yield rows, slice(low, high)
+    def blocks(self, lse: Tensor | None) -> Iterator[tuple[slice, slice]]:
+        """Blocks of rows, each with the keys that count for any of its rows and heads.
 
-    def reach(self, lse: Tensor | None) -> Tensor:
-        """How far from each row a key may be and count in any of these heads: [Sq], FP64.
+        Writes minus infinity over the bias, for each head, at distances that count for no row.
+
+        Args:
+            lse: [h, G, Sq]; None where it is not known yet.
+        """
+        reach = self._reach(lse)
+        first = self.call.kv_start - self.call.q_start - self.q.shape[2] + 1
+        distance = torch.arange(first, first + self.bias.shape[-1]).abs_()
+        farthest = reach[..., self.rows].amax(-1, keepdim=True)
+        self.bias.masked_fill_(distance > farthest, -math.inf)
+        reach = reach.flatten(0, 1).amax(0)
+        for start in range(self.rows.start, self.rows.stop, _ROWS):
+            rows = slice(start, min(self.rows.stop, start + _ROWS))
+            yield rows, self._keys(rows, reach[rows])
+
+    def _keys(self, rows: slice, reach: Tensor) -> slice:
+        ahead = self.call.q_start - self.call.kv_start
+        i = torch.arange(rows.start + ahead, rows.stop + ahead)
+        low, high = self.call.keys_of(rows.start, rows.stop)
+        low, high = max(low, self.counting.start), min(high, self.counting.stop)
+        nearest, farthest = (i - reach).min(), (i + reach).max()
+        return slice(int(nearest.clamp(low, high)), int(farthest.clamp(low, high - 1)) + 1)
+
+    def _reach(self, lse: Tensor | None) -> Tensor:
+        """How far from each row a key may be and count: [h, G, Sq], FP64.
 
         See the note above. A row's sum is at least the exponential of its nearest key's score;
         backward knows the sum.
         """
-        longest = torch.linalg.vector_norm(self.k[:, :1, self.counting], dim=-1, dtype=_EXACT)
-        score = torch.linalg.vector_norm(self.q, dim=-1, dtype=_EXACT)
-        score = score * longest.amax(-1, keepdim=True) * abs(self.call.scale) * (1 + 1e-6)
-        bits = 128 if self.q.dtype == torch.float64 else 64
-        spare = bits * math.log(2) + score
+        spare = _bits(self.q.dtype) * math.log(2) + self.bound
         slopes = self.slopes.to(_EXACT)[..., None]
         if lse is None:
             i = torch.arange(self.q.shape[2]) + (self.call.q_start - self.call.kv_start)
             nearest = (i - i.clamp(self.counting.start, self.counting.stop - 1)).abs()
-            found = nearest + (spare + score) / slopes
+            found = nearest + (spare + self.bound) / slopes
         else:
             found = (spare - lse) / slopes
-        found = torch.where(slopes > 0, found, math.inf).nan_to_num(math.inf, math.inf, math.inf)
-        return found.flatten(0, 1).amax(0)
+        return torch.where(slopes > 0, found, math.inf).nan_to_num(math.inf, math.inf, math.inf)
+
+    def lift(self, grad: Tensor) -> int:
+        """Bits by which backward's weights are lifted, so that few are denormal numbers.
+
+        0 where none can be, and never so many that a sum could overflow. `grad` is [h, G, Sq, D].
+        """
+        if self.q.dtype not in (torch.float32, torch.bfloat16):
+            return 0
+        wanted = _bits(self.q.dtype) + float(self.bound.max()) * 2 / math.log(2) - 110
+        given = (grad, self.v[:, :1], self.q, self.k[:, :1])
+        sizes = (float(_length(x).max()) for x in given)
+        factors = (self.k.shape[2], abs(self.call.scale), *sizes)
+        room = 124 - sum(math.log2(max(1.0, factor)) for factor in factors)
+        return int(min(wanted, room, 60)) if wanted > 0 and room > 0 else 0
 
 
 _EXACT = torch.float64  # of bounds, which are added to positions
+_ROUNDED = 1 + 1e-4  # at least what rounding takes from a length of a head's size
+
+
+def _length(x: Tensor) -> Tensor:
+    """Of the vectors in the last dimension, in FP64; infinite where FP32 cannot hold its square."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=_wide(x.dtype))
+    return length.to(_EXACT)
+
+
+def _bits(dtype: torch.dtype) -> int:
+    """A weight of two to minus so many is as none; see the note above."""
+    return 128 if dtype == torch.float64 else 64
 
 
 def _parts(call: AlibiCall) -> Iterator[_Part]:
@@ -201,8 +242,10 @@ def _parts(call: AlibiCall) -> Iterator[_Part]:
                 _dense(x[item, chosen])[:, None].expand(-1, each, -1, -1) for x in (call.k, call.v)
             )
             q = call.q[item].view(shared, each, *call.q.shape[2:])[chosen]
+            longest = _length(k[:, :1, counting]).amax(-1, keepdim=True)
+            bound = _length(q) * longest * (abs(call.scale) * _ROUNDED)
             bias = _bias(call, slopes[chosen])
-            yield _Part(call, item, chosen, q, k, v, slopes[chosen], bias, counting, rows)
+            yield _Part(call, item, chosen, q, k, v, slopes[chosen], bias, bound, counting, rows)
 
 
 def _bias(call: AlibiCall, slopes: Tensor) -> Tensor:
