@@ -3,6 +3,8 @@
 A backend is a folder of `_kernels`: a module for each operator that it has, whose `load()` returns
 the kernel or raises UnavailableError. A call goes to the first backend of its device that can be
 loaded and refuses neither the arguments nor the machine; `eager`, torch's own operators, takes all.
+It is what FP64 is computed by on every device, without a word: fused kernels are for training, and
+FP64 is for checking gradients.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ class Kernel(Protocol):
 def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) -> tuple[str, Any]:
     """Choose the backend of a call.
 
+    Where the first of its tensors is FP64, that is `eager`. Where it is `eager` because the kernel
+    of the device cannot be had, a warning says so, once.
+
     Args:
         operator: Its name.
         wanted: The backend that the caller named; None leaves the choice to this function.
@@ -50,7 +55,8 @@ def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) 
     """
     if wanted is not None:
         return wanted, _named(operator, wanted, call)
-    for name in _PREFERRED.get(device.type, ()):
+    preferred = () if _is_fp64(call) else _PREFERRED.get(device.type, ())
+    for name in preferred:
         if not _exists(operator, name):
             continue
         kernel = _load(operator, name)
@@ -59,6 +65,16 @@ def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) 
             return name, kernel
         _say(operator, name, reason)
     return "eager", _load(operator, "eager")
+
+
+def _is_fp64(call: Sequence[Any]) -> bool:
+    """Whether the first tensor of a call, or of a sequence in it, is FP64."""
+    for given in call:
+        if isinstance(given, (tuple, list)):
+            return _is_fp64(given)
+        if isinstance(given, torch.Tensor):
+            return given.dtype == torch.float64
+    return False
 
 
 def _named(operator: str, backend: str, call: Sequence[Any]) -> Any:

@@ -1,0 +1,241 @@
+/* The operators on a CPU, each in one pass: what is in between stays in registers, and each array is
+ * read from memory once and written once.
+ *
+ * Numbers are computed in FP32, whatever they are stored in, and rounded where the operators of
+ * torch would round. Functions take `dtype` as a constant: the compiler makes one of each for every
+ * dtype, and turns the loops over columns into vectors.
+ *
+ * To be compiled with -ffp-contract=off: a product and a sum are rounded once only where it says
+ * `fmaf`. So an element's bits depend on neither its place nor the width of vectors.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Work of fewer elements is done by one thread, which is faster than waking others; as torch. */
+enum { GRAIN = 32768 };
+
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Elements */
+
+enum { FP32, BF16, FP16 }; /* as _library.py numbers them */
+
+INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The bits of a BF16 number above those that were rounded away. Where `value` is NaN they are those
+ * of one if no FP32 number from memory took part, whose last bits might carry: see `plain_nan`. */
+INLINE uint32_t to_bf16(float value) {
+    uint32_t u = bits_of(value);
+    return u + 0x7fffu + (u >> 16 & 1u);
+}
+
+INLINE float plain_nan(float value) { return value != value ? NAN : value; }
+
+/* What FP16 calls subnormal is m * 2^-24: with the bits of m below 2^-14, a number between 2^-14 and
+ * 2^-13 from which 2^-14 is taken again, exactly. */
+INLINE float from_fp16(uint16_t half) {
+    uint32_t size = (uint32_t)(half & 0x7fffu) << 13, sign = (uint32_t)(half & 0x8000u) << 16;
+    uint32_t normal = size + (size < 31u << 23 ? 112u << 23 : 224u << 23);
+    uint32_t small = bits_of(float_of(size + (113u << 23)) - 0x1p-14f);
+    return float_of((size < 1u << 23 ? small : normal) | sign);
+}
+
+/* The FP32 number that FP16 would make of `value`. Adding 1/2 to what is subnormal there rounds it
+ * to a multiple of 2^-24. */
+INLINE float as_fp16(float value) {
+    uint32_t u = bits_of(value), size = u & 0x7fffffffu;
+    uint32_t normal = (size + 0xfffu + (size >> 13 & 1u)) & ~0x1fffu;
+    uint32_t small = bits_of(float_of(size) + 0.5f - 0.5f);
+    uint32_t finite = size < 113u << 23 ? small : normal;
+    uint32_t infinite = size > 255u << 23 ? 0x7fc00000u : 255u << 23;
+    return float_of((finite < 143u << 23 ? finite : infinite) | (u & 0x80000000u));
+}
+
+/* The bits of what `as_fp16` returned. */
+INLINE uint16_t fp16_bits(float value) {
+    uint32_t u = bits_of(value), size = u & 0x7fffffffu;
+    uint32_t normal = (size - (size < 143u << 23 ? 112u << 23 : 224u << 23)) >> 13;
+    uint32_t small = bits_of(float_of(size) + 0.5f);
+    return (uint16_t)((size < 113u << 23 ? small : normal) | (u >> 16 & 0x8000u));
+}
+
+INLINE float element(const void *restrict from, int64_t i, int dtype) {
+    if (dtype == FP32)
+        return ((const float *)from)[i];
+    uint16_t half = ((const uint16_t *)from)[i];
+    return dtype == BF16 ? float_of((uint32_t)half << 16) : from_fp16(half);
+}
+
+INLINE void set_element(void *restrict to, int64_t i, float value, int dtype) {
+    if (dtype == FP32)
+        ((float *)to)[i] = value;
+    else
+        ((uint16_t *)to)[i] = dtype == BF16 ? (uint16_t)(to_bf16(value) >> 16) : fp16_bits(as_fp16(value));
+}
+
+/* A number as it would be read again. */
+INLINE float rounded(float value, int dtype) {
+    if (dtype == FP32)
+        return value;
+    return dtype == BF16 ? float_of(to_bf16(value) & 0xffff0000u) : as_fp16(value);
+}
+
+INLINE int64_t size_of(int dtype) { return dtype == FP32 ? 4 : 2; }
+
+/* Where an element of a row is, in an array whose rows are `stride` elements apart. */
+INLINE void *place(const void *array, int64_t row, int64_t stride, int64_t column, int dtype) {
+    return (char *)array + (row * stride + column) * size_of(dtype);
+}
+
+/* Run `call`, in which DTYPE is a constant. */
+#define WITH_DTYPE(dtype, call) \
+    do { \
+        if ((dtype) == FP32) { \
+            enum { DTYPE = FP32 }; \
+            call; \
+        } else if ((dtype) == BF16) { \
+            enum { DTYPE = BF16 }; \
+            call; \
+        } else { \
+            enum { DTYPE = FP16 }; \
+            call; \
+        } \
+    } while (0)
+
+/* Elements that a thread computes at a time. */
+enum { SPAN = 4096 };
+
+/* SwiGLU */
+
+/* Rows are `*_stride` elements apart, and the elements of a row are beside one another. */
+typedef struct {
+    int64_t rows, columns; /* of a half */
+    const void *gate, *up;
+    const void *grad;                 /* of the result; NULL forward */
+    void *first, *second;             /* the result, and nothing; or the gradients of gate and up */
+    const float *gate_bias, *up_bias; /* [columns], or NULL */
+    int64_t gate_stride, up_stride, grad_stride, out_stride;
+    float limit; /* infinite where there is none */
+    int32_t dtype, threads;
+} Swiglu;
+
+/* 1 + exp(-x), with torch's bits in FP32: its vectors take exp from Sleef (https://sleef.org), whose
+ * `expf` of 1 ulp this is: the argument is reduced by a multiple q of ln 2, which is subtracted in
+ * two parts, and a polynomial takes the rest. What is below 2^-24 differs, which 1 hides.
+ *
+ * Limits are set to bits, as the order of floats is that of their bits: to choose by comparing
+ * floats would take a processor longer, and lead GCC to worse code still. */
+INLINE float one_plus_exp_of_minus(float x) {
+    uint32_t bits = bits_of(-x);
+    bits = (int32_t)bits < (int32_t)bits_of(100.0f) ? bits : bits_of(100.0f);
+    float t = float_of(bits < bits_of(-80.0f) ? bits : bits_of(-80.0f)); /* NaN is one of the two */
+    float shifted = t * 1.442695040888963407359924681f + 0x1.8p23f; /* q in the last bits */
+    float q = shifted - 0x1.8p23f;
+    float s = fmaf(q, -0.693145751953125f, t);
+    s = fmaf(q, -1.428606765330187045e-06f, s);
+    float p = 0.000198527617612853646278381f;
+    p = fmaf(p, s, 0.00139304355252534151077271f);
+    p = fmaf(p, s, 0.00833336077630519866943359f);
+    p = fmaf(p, s, 0.0416664853692054748535156f);
+    p = fmaf(p, s, 0.166666671633720397949219f);
+    p = fmaf(p, s, 0.5f);
+    p = fmaf(s * s, p, s) + 1.0f;
+    /* q is added to the exponent; what gets to be infinity or beyond is infinity */
+    uint32_t exp = bits_of(p) + (bits_of(shifted) << 23);
+    return 1.0f + float_of(exp < bits_of(INFINITY) ? exp : bits_of(INFINITY));
+}
+
+/* torch's clamp: NaN stays, and what is at the limit lets a gradient pass. */
+INLINE float at_most(float x, float limit) { return x > limit ? limit : x; }
+
+INLINE float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+
+/* Some columns of a row, from the pointers on. */
+typedef struct {
+    const void *gate, *up, *grad;
+    void *first, *second;
+    const float *gate_bias, *up_bias;
+    int64_t columns;
+    float limit;
+} Span;
+
+INLINE float biased(const void *from, int64_t i, const float *bias, int dtype) {
+    float x = element(from, i, dtype);
+    return bias ? rounded(plain_nan(x + bias[i]), dtype) : x;
+}
+
+/* `plain`: there is neither bias nor limit. */
+INLINE void swiglu_forward(Span s, int dtype, int plain) {
+#pragma omp simd
+    for (int64_t i = 0; i < s.columns; i++) {
+        float a = biased(s.gate, i, plain ? 0 : s.gate_bias, dtype);
+        float b = biased(s.up, i, plain ? 0 : s.up_bias, dtype);
+        a = plain ? a : at_most(a, s.limit);
+        b = plain ? b : within(b, s.limit);
+        float silu = rounded(a / one_plus_exp_of_minus(a), dtype);
+        set_element(s.first, i, silu * b, dtype);
+    }
+}
+
+INLINE void swiglu_backward(Span s, int dtype, int plain) {
+#pragma omp simd
+    for (int64_t i = 0; i < s.columns; i++) {
+        float whole_a = biased(s.gate, i, plain ? 0 : s.gate_bias, dtype);
+        float whole_b = biased(s.up, i, plain ? 0 : s.up_bias, dtype);
+        float a = plain ? whole_a : at_most(whole_a, s.limit);
+        float b = plain ? whole_b : within(whole_b, s.limit);
+        float grad = element(s.grad, i, dtype), denominator = one_plus_exp_of_minus(a);
+        float silu = rounded(a / denominator, dtype), sigmoid = 1.0f / denominator;
+        float of_silu = rounded(grad * b, dtype), of_up = silu * grad;
+        /* torch's compiler fuses this product and sum, but none of the others */
+        float of_gate = of_silu * sigmoid * fmaf(a, 1.0f - sigmoid, 1.0f);
+        of_gate = !plain && whole_a > s.limit ? 0.0f : of_gate;
+        of_up = !plain && fabsf(whole_b) > s.limit ? 0.0f : of_up;
+        set_element(s.first, i, of_gate, dtype);
+        set_element(s.second, i, of_up, dtype);
+    }
+}
+
+INLINE void swiglu_span(const Swiglu *s, int64_t row, int64_t from, int dtype, int plain) {
+    Span span = {.columns = smaller(s->columns - from, SPAN), .limit = s->limit};
+    span.gate = place(s->gate, row, s->gate_stride, from, dtype);
+    span.up = place(s->up, row, s->up_stride, from, dtype);
+    span.first = place(s->first, row, s->out_stride, from, dtype);
+    if (!plain && s->gate_bias) {
+        span.gate_bias = s->gate_bias + from;
+        span.up_bias = s->up_bias + from;
+    }
+    if (!s->grad) {
+        swiglu_forward(span, dtype, plain);
+        return;
+    }
+    span.grad = place(s->grad, row, s->grad_stride, from, dtype);
+    span.second = place(s->second, row, s->out_stride, from, dtype);
+    swiglu_backward(span, dtype, plain);
+}
+
+void ascend_swiglu(const Swiglu *s) {
+    int64_t per_row = (s->columns + SPAN - 1) / SPAN, spans = s->rows * per_row;
+    int plain = !s->gate_bias && s->limit == INFINITY;
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows * s->columns > GRAIN)
+    for (int64_t span = 0; span < spans; span++) {
+        int64_t row = span / per_row, from = span % per_row * SPAN;
+        if (plain)
+            WITH_DTYPE(s->dtype, swiglu_span(s, row, from, DTYPE, 1));
+        else
+            WITH_DTYPE(s->dtype, swiglu_span(s, row, from, DTYPE, 0));
+    }
+}
