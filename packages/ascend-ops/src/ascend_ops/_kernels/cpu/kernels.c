@@ -239,3 +239,137 @@ void ascend_swiglu(const Swiglu *s) {
             WITH_DTYPE(s->dtype, swiglu_span(s, row, from, DTYPE, 0));
     }
 }
+
+/* RMSNorm */
+
+typedef struct {
+    int64_t rows, columns;
+    const void *x;
+    const void *grad;   /* of the result; NULL forward */
+    void *out;          /* the result, or the gradient of x */
+    const float *scale; /* [columns]: what each column is multiplied with */
+    float *scale_grads; /* [chunks, 2, columns]: the first will be that of scale; or NULL */
+    int64_t chunks;     /* of rows, whose gradients of scale are summed apart */
+    int64_t x_stride, grad_stride;
+    float eps;
+    int32_t dtype, threads;
+} RmsNorm;
+
+/* A row is summed in FP32, in blocks: in each, 64 partial sums of every 64th element, which are then
+ * added in pairs. The sums of blocks are added in FP64. Neither vectors nor threads change that. */
+enum { LANES = 64, BLOCK = LANES * 64 };
+
+typedef struct {
+    double squares;  /* of x */
+    double products; /* of x and the gradient of what is normalised */
+} Sums;
+
+INLINE float sum_of(float *lanes) {
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+INLINE Sums block_sums(
+    const void *x, const void *grad, const float *scale, int64_t from, int64_t to, int dtype
+) {
+    float squares[LANES] = {0}, products[LANES] = {0};
+    for (int64_t at = from; at < to; at += LANES) {
+        int64_t lanes = smaller(to - at, LANES);
+#pragma omp simd
+        for (int64_t i = 0; i < lanes; i++) {
+            float value = element(x, at + i, dtype);
+            squares[i] += value * value;
+            if (grad)
+                products[i] += element(grad, at + i, dtype) * scale[at + i] * value;
+        }
+    }
+    return (Sums){sum_of(squares), grad ? sum_of(products) : 0.0};
+}
+
+INLINE Sums row_sums(
+    const void *x, const void *grad, const float *scale, int64_t columns, int dtype
+) {
+    Sums sums = {0};
+    for (int64_t from = 0; from < columns; from += BLOCK) {
+        int64_t to = smaller(from + BLOCK, columns);
+        Sums block = block_sums(x, grad, scale, from, to, dtype);
+        sums.squares += block.squares;
+        sums.products += block.products;
+    }
+    return sums;
+}
+
+INLINE float rstd_of(Sums sums, const RmsNorm *s) {
+    return 1.0f / sqrtf((float)(sums.squares / (double)s->columns) + s->eps);
+}
+
+INLINE void rms_norm_forward(const RmsNorm *s, int64_t row, int dtype) {
+    const void *x = place(s->x, row, s->x_stride, 0, dtype);
+    void *y = place(s->out, row, s->columns, 0, dtype);
+    const float *scale = s->scale;
+    float rstd = rstd_of(row_sums(x, 0, 0, s->columns, dtype), s);
+#pragma omp simd
+    for (int64_t i = 0; i < s->columns; i++)
+        set_element(y, i, plain_nan(element(x, i, dtype) * rstd * scale[i]), dtype);
+}
+
+/* `scale_grad` is added to; NULL where it is not wanted. */
+INLINE void rms_norm_backward(const RmsNorm *s, int64_t row, float *scale_grad, int dtype) {
+    const void *x = place(s->x, row, s->x_stride, 0, dtype);
+    const void *grad = place(s->grad, row, s->grad_stride, 0, dtype);
+    void *x_grad = place(s->out, row, s->columns, 0, dtype);
+    const float *scale = s->scale;
+    int64_t columns = s->columns;
+    Sums sums = row_sums(x, grad, scale, columns, dtype);
+    float rstd = rstd_of(sums, s);
+    /* the mean of normalised x times its gradient; 0 where the squares overflow, as all of x does */
+    float along = rstd == 0.0f ? 0.0f : (float)(sums.products / (double)columns) * rstd;
+#pragma omp simd
+    for (int64_t i = 0; i < columns; i++) {
+        float normed = element(x, i, dtype) * rstd, g = element(grad, i, dtype);
+        set_element(x_grad, i, plain_nan((g * scale[i] - normed * along) * rstd), dtype);
+        if (scale_grad)
+            scale_grad[i] += g * normed;
+    }
+}
+
+INLINE void add_to(float *restrict sums, const float *restrict terms, int64_t columns) {
+    for (int64_t i = 0; i < columns; i++)
+        sums[i] += terms[i];
+}
+
+/* Rows whose gradients of scale are summed before the sum is added to others: all in one sum would
+ * lose the last bits where there are many. */
+enum { ROWS = 64 };
+
+INLINE void rms_norm_chunk(const RmsNorm *s, int64_t chunk, int dtype) {
+    int64_t first = chunk * s->rows / s->chunks, end = (chunk + 1) * s->rows / s->chunks;
+    int64_t columns = s->columns, size = columns * (int64_t)sizeof(float);
+    if (!s->scale_grads) {
+        for (int64_t row = first; row < end; row++) {
+            if (s->grad)
+                rms_norm_backward(s, row, 0, dtype);
+            else
+                rms_norm_forward(s, row, dtype);
+        }
+        return;
+    }
+    float *sums = s->scale_grads + chunk * 2 * columns, *of_rows = sums + columns;
+    memset(sums, 0, size);
+    for (int64_t block = first; block < end; block += ROWS) {
+        memset(of_rows, 0, size);
+        for (int64_t row = block; row < smaller(block + ROWS, end); row++)
+            rms_norm_backward(s, row, of_rows, dtype);
+        add_to(sums, of_rows, columns);
+    }
+}
+
+void ascend_rms_norm(const RmsNorm *s) {
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows * s->columns > GRAIN)
+    for (int64_t chunk = 0; chunk < s->chunks; chunk++)
+        WITH_DTYPE(s->dtype, rms_norm_chunk(s, chunk, DTYPE));
+    for (int64_t chunk = 1; s->scale_grads && chunk < s->chunks; chunk++)
+        add_to(s->scale_grads, s->scale_grads + chunk * 2 * s->columns, s->columns);
+}
