@@ -373,3 +373,92 @@ void ascend_rms_norm(const RmsNorm *s) {
     for (int64_t chunk = 1; s->scale_grads && chunk < s->chunks; chunk++)
         add_to(s->scale_grads, s->scale_grads + chunk * 2 * s->columns, s->columns);
 }
+
+/* Rotary embedding */
+
+enum { DIMENSIONS = 8 };
+
+/* Rows are counted by `dimensions` sizes, the last of which runs fastest; the result is contiguous.
+ * Strides are in elements, from row to row; where angles are broadcast they are 0. */
+typedef struct {
+    int64_t dimensions;
+    int64_t sizes[DIMENSIONS], x_strides[DIMENSIONS], angle_strides[DIMENSIONS];
+    int64_t columns, pairs;
+    const void *x;
+    const float *cos, *sin;
+    void *y;
+    float sign; /* of the angles: 1 or -1 */
+    int32_t interleaved, dtype, threads;
+} Rotary;
+
+/* Which row it is, and where its elements and angles are. */
+typedef struct {
+    int64_t index[DIMENSIONS], x, angle;
+} Place;
+
+INLINE Place place_of(const Rotary *s, int64_t row) {
+    Place at = {.x = 0};
+    for (int64_t d = s->dimensions - 1; d >= 0; d--) {
+        at.index[d] = row % s->sizes[d];
+        at.x += at.index[d] * s->x_strides[d];
+        at.angle += at.index[d] * s->angle_strides[d];
+        row /= s->sizes[d];
+    }
+    return at;
+}
+
+/* Counting on is faster than dividing for each row. */
+INLINE void to_next(const Rotary *s, Place *at) {
+    for (int64_t d = s->dimensions - 1; d >= 0; d--) {
+        at->x += s->x_strides[d];
+        at->angle += s->angle_strides[d];
+        if (++at->index[d] < s->sizes[d])
+            return;
+        at->index[d] = 0;
+        at->x -= s->sizes[d] * s->x_strides[d];
+        at->angle -= s->sizes[d] * s->angle_strides[d];
+    }
+}
+
+/* Products and sums are rounded one by one, as torch's operators do in FP32. Both of a pair are read
+ * before one is written. */
+INLINE void rotary_row(
+    const Rotary *s, const void *x, const float *cos, const float *sin, void *y, int dtype,
+    int interleaved
+) {
+    int64_t pairs = s->pairs, step = interleaved ? 2 : 1, other = interleaved ? 1 : pairs;
+    float sign = s->sign;
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; i++) {
+        float a = element(x, i * step, dtype), b = element(x, i * step + other, dtype);
+        float c = cos[i], d = sign * sin[i];
+        set_element(y, i * step, plain_nan(a * c - b * d), dtype);
+        set_element(y, i * step + other, plain_nan(b * c + a * d), dtype);
+    }
+}
+
+INLINE void rotary_rows(const Rotary *s, int64_t first, int64_t end, int dtype, int interleaved) {
+    Place at = place_of(s, first);
+    int64_t rest = (s->columns - 2 * s->pairs) * size_of(dtype);
+    for (int64_t row = first; row < end; row++, to_next(s, &at)) {
+        const void *x = place(s->x, 0, 0, at.x, dtype);
+        void *y = place(s->y, row, s->columns, 0, dtype);
+        rotary_row(s, x, s->cos + at.angle, s->sin + at.angle, y, dtype, interleaved);
+        if (rest)
+            memcpy(place(y, 0, 0, 2 * s->pairs, dtype), place(x, 0, 0, 2 * s->pairs, dtype), rest);
+    }
+}
+
+void ascend_rotary(const Rotary *s) {
+    int64_t rows = 1, at_once = 1 + BLOCK / s->columns;
+    for (int64_t d = 0; d < s->dimensions; d++)
+        rows *= s->sizes[d];
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (rows * s->columns > GRAIN)
+    for (int64_t first = 0; first < rows; first += at_once) {
+        int64_t end = smaller(first + at_once, rows);
+        if (s->interleaved)
+            WITH_DTYPE(s->dtype, rotary_rows(s, first, end, DTYPE, 1));
+        else
+            WITH_DTYPE(s->dtype, rotary_rows(s, first, end, DTYPE, 0));
+    }
+}
