@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ascend_core.scope import around_forward
+from ascend_core.scope import around_forward, instead_of_forward, owners
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
@@ -191,3 +193,36 @@ def test_nothing_is_opened_while_compile_traces() -> None:
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(2)), module(torch.ones(2)))
     assert log.opened == 2  # by the call without compile alone
+
+
+def test_a_forward_is_computed_otherwise_inside_the_modules_hooks() -> None:
+    module = nn.Linear(2, 2)
+    order: list[str] = []
+    module.register_forward_pre_hook(lambda *_: order.append("before"))
+    module.register_forward_hook(lambda *_: order.append("after"))
+
+    def run(_: nn.Module, call: Any, args: Any, kwargs: Any) -> Tensor:
+        order.append("ours")
+        result: Tensor = call(*args, **kwargs)
+        return 2 * result
+
+    own = module(torch.ones(2))
+    instead = instead_of_forward(module, run, owner="us")
+    assert torch.equal(module(input=torch.ones(2)), 2 * own)
+    assert order == ["before", "after", "before", "ours", "after"]
+    assert owners(module) == ["us"]
+    assert "input" in inspect.signature(module.forward).parameters
+    instead.remove()
+    assert type(module) is nn.Linear
+    assert torch.equal(module(torch.ones(2)), own)
+
+
+def test_a_forward_is_computed_otherwise_while_compile_traces() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    own = module(torch.ones(2))
+    instead = instead_of_forward(module[0], lambda _, call, args, kwargs: 2 * call(*args, **kwargs))
+    around_forward(module[0], Log().open)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), 2 * own)
+    instead.remove()
+    assert torch.equal(compiled(torch.ones(2)), own)

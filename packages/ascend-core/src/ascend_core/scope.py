@@ -1,4 +1,4 @@
-"""Doing something around every call of one module: opening a context, or calling it otherwise.
+"""Doing something around every call of one module, or computing its forward otherwise.
 
 [Note: a subclass, not hooks]
 A pair of forward hooks could open and close a context, but PyTorch skips even `always_call` hooks
@@ -11,6 +11,7 @@ is an instance of all it was an instance of, and copies and pickles of it are of
 from __future__ import annotations
 
 import copyreg
+import functools
 import types
 import weakref
 from collections.abc import Callable
@@ -20,24 +21,25 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["AroundCall", "around_call", "around_forward", "owners"]
+__all__ = ["AroundCall", "around_call", "around_forward", "instead_of_forward", "owners"]
 
 OpenContext = Callable[[], AbstractContextManager[Any]]
 Call = Callable[..., Any]
 Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+Compute = Callable[[nn.Module, Call, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class AroundCall:
-    """What is done around the calls of one module, until it is removed.
+    """What is done around the calls of one module, or instead of its forward, until it is removed.
 
     Attributes:
-        run: Is given the module's own call with its arguments, and returns the result; None once
-            it was removed.
+        run: Is given the module's own call (or forward) with its arguments, and returns the
+            result; None once it was removed.
         owner: Who put it there.
     """
 
-    def __init__(self, module: nn.Module, run: Run, owner: object) -> None:
-        self.run: Run | None = run
+    def __init__(self, module: nn.Module, run: Call, owner: object) -> None:
+        self.run: Call | None = run
         self.owner = owner
         self._module = weakref.ref(module)
 
@@ -72,7 +74,28 @@ def around_call(module: nn.Module, run: Run, owner: object = None) -> AroundCall
         An object whose `remove()` undoes it.
     """
     around = AroundCall(module, run, owner)
-    module.__class__ = _scoped(type(module), around)
+    module.__class__ = _scoped(type(module), around, _call_of)
+    return around
+
+
+def instead_of_forward(module: nn.Module, compute: Compute, owner: object = None) -> AroundCall:
+    """Compute what `module.forward` does by `compute`, also while `torch.compile` traces.
+
+    The module's hooks run as ever: before it, and after it.
+
+    Args:
+        module: Becomes an instance of a generated subclass of its class. A `forward` that was set
+            on the module itself is called before that of any class: then nothing changes.
+        compute: Called with the module, its own forward (which needs the arguments alone, and need
+            not be called), its positional and its keyword arguments. May run on several threads at
+            once.
+        owner: Whose doing this is, for `owners`.
+
+    Returns:
+        An object whose `remove()` undoes it.
+    """
+    around = AroundCall(module, compute, owner)
+    module.__class__ = _scoped(type(module), around, _forward_of)
     return around
 
 
@@ -106,21 +129,40 @@ def owners(module: nn.Module) -> list[object]:
     return [around.owner for around in arounds if isinstance(around, AroundCall) and around.owner]
 
 
-def _scoped(base: type[nn.Module], around: AroundCall) -> type[nn.Module]:
+def _call_of(base: type[nn.Module], around: AroundCall) -> dict[str, Call]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = around.run
         if run is None or torch.compiler.is_compiling():
             return base.__call__(self, *args, **kwargs)
         return run(types.MethodType(base.__call__, self), args, kwargs)
 
+    return {"__call__": __call__}
+
+
+def _forward_of(base: type[nn.Module], around: AroundCall) -> dict[str, Call]:
+    @functools.wraps(base.forward)  # whose signature others read
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = around.run
+        if run is None:
+            return base.forward(self, *args, **kwargs)
+        own = functools.partial(base.forward, self)  # as a method, `torch.compile` refuses it
+        return run(self, own, args, kwargs)
+
+    return {"forward": forward}
+
+
+def _scoped(
+    base: type[nn.Module],
+    around: AroundCall,
+    methods: Callable[[type[nn.Module], AroundCall], dict[str, Call]],
+) -> type[nn.Module]:
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
         reduced = base.__reduce_ex__(self, protocol)
         if isinstance(reduced, str) or reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the base has its own way, or is a scoped class itself
         return (base.__new__, (base,), *reduced[2:])
 
-    body = {
-        "__call__": __call__,
+    body = methods(base, around) | {
         "__reduce_ex__": __reduce_ex__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
