@@ -1,6 +1,8 @@
 """Fused operators for transformer training: SwiGLU, RMSNorm, rotary embedding, ALiBi attention.
 
-Importing this package imports no torch: every public name is imported when it is first read.
+Importing this package imports no torch: every public name is imported when it is first read. The
+operators as modules are in `ascend_ops.nn` (`from ascend_ops.nn import RMSNorm`), and the formulae
+that they are held to in `ascend_ops.reference`.
 """
 
 from __future__ import annotations
