@@ -21,7 +21,15 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["AroundCall", "around_call", "around_forward", "instead_of_forward", "owners"]
+__all__ = [
+    "AroundCall",
+    "Call",
+    "Compute",
+    "around_call",
+    "around_forward",
+    "instead_of_forward",
+    "owners",
+]
 
 OpenContext = Callable[[], AbstractContextManager[Any]]
 Call = Callable[..., Any]

@@ -13,9 +13,11 @@ from ascend_core._lazy import lazy_exports
 
 # The one list of public names: each with the module that defines it.
 _EXPORTS = {
+    "FusedOpsConfig": "ascend_ops.config",
     "__version__": "ascend_ops._version",
     "alibi_attention": "ascend_ops.functional",
     "alibi_slopes": "ascend_ops.functional",
+    "apply_fused_ops": "ascend_ops.apply",
     "backend_of": "ascend_ops.functional",
     "rms_norm": "ascend_ops.functional",
     "rotary": "ascend_ops.functional",
@@ -27,6 +29,8 @@ __all__ = list(_EXPORTS)
 
 if TYPE_CHECKING:
     from ascend_ops._version import __version__ as __version__
+    from ascend_ops.apply import apply_fused_ops as apply_fused_ops
+    from ascend_ops.config import FusedOpsConfig as FusedOpsConfig
     from ascend_ops.functional import alibi_attention as alibi_attention
     from ascend_ops.functional import alibi_slopes as alibi_slopes
     from ascend_ops.functional import backend_of as backend_of

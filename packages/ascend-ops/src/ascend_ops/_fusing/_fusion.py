@@ -1,0 +1,44 @@
+"""What was found out about a module."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ascend_core.scope import Compute
+
+__all__ = ["Fusion", "is_plain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """How an operator computes a module.
+
+    Attributes:
+        operator: The function of `ascend_ops`.
+        form: The formula, with the names that the module has for things, for the report.
+        backend: What computes a small call of it.
+        compute: The module's forward by it, for `ascend_core.scope.instead_of_forward`.
+    """
+
+    operator: str
+    form: str
+    backend: str
+    compute: Compute
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether the operators can be given these tensors: nothing wraps them.
+
+    Others (a DTensor, what a transform of `torch.func` made) have rules for torch's operators
+    alone.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or any(map(is_traceable_wrapper_subclass, tensors))
+    )
