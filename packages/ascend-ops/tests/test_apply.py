@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ascend_core.errors import AscendError, ConfigError
+from ascend_core.errors import AscendError, ConfigError, NothingToDoError
 from ascend_core.feature import Feature, Handle
 from ascend_core.testing import assert_bitwise_equal, held_bytes, record_run
 from ascend_ops import FusedOpsConfig, apply_fused_ops, features
@@ -327,6 +327,7 @@ def test_options_are_frozen() -> None:
 def test_what_has_nothing_to_fuse_is_refused(model: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=what) as error:
         apply_fused_ops(model)
+    assert isinstance(error.value, NothingToDoError) is (model is not None)
     assert error.value.why and error.value.instead
 
 

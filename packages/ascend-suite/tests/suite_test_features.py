@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ascend_core.errors import ConfigError, UnavailableError
+from ascend_core.errors import ConfigError, NothingToDoError, UnavailableError
 from ascend_core.feature import Feature
 from ascend_suite.demo.gpt import GPT, GatedMLP
 
@@ -71,6 +71,10 @@ def dislike_the_model(model: GPT, options: Options) -> Undo:
     raise ConfigError("this model has no such layer.", instead="choose another layer.")
 
 
+def find_nothing(model: GPT, options: Options) -> Undo:
+    raise NothingToDoError("this model has nothing of the kind.")
+
+
 class LazyAdamW(torch.optim.AdamW):
     """An optimizer that is its own handle, as a facade is."""
 
@@ -104,5 +108,6 @@ OPENLY_WRONG = _feature("openly-wrong", negate_one_gradient, bitwise=False)
 CLIMBING = _feature("climbing", climb, bitwise=False)
 GREEDY = _feature("greedy", want_a_petabyte)
 ABSENT = _feature("absent", want_other_hardware)
+IDLE = _feature("idle", find_nothing)
 PICKY = _feature("picky", dislike_the_model)
 FACADE = _feature("facade", facade, target="optimizer")

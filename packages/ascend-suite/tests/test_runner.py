@@ -56,6 +56,9 @@ def test_other_bits_without_a_promise_are_reported_but_no_failure(
 ) -> None:
     result = run_demo(tiny, features={"openly": features.OPENLY_WRONG})
     assert result.runs[1].bitwise_equal is False
+    assert result.runs[0].loss_difference == 0
+    difference = result.runs[1].loss_difference
+    assert difference is not None and 0 < difference < 1
     assert result.failures == ()
 
 
@@ -83,6 +86,16 @@ def test_a_feature_for_other_hardware_is_a_row(tiny: DemoSettings, features: Mod
     result = run_demo(tiny, features={"absent": features.ABSENT})
     assert result.runs[1].status is Status.NOT_AVAILABLE
     assert result.runs[1].reason == "this needs a [quantum] device."
+    assert list(result.timelines) == ["plain"]
+    assert result.failures == ()
+
+
+def test_a_feature_that_finds_nothing_to_do_is_a_row(
+    tiny: DemoSettings, features: ModuleType
+) -> None:
+    result = run_demo(tiny, features={"idle": features.IDLE})
+    assert result.runs[1].status is Status.NOTHING_TO_DO
+    assert result.runs[1].reason == "this model has nothing of the kind."
     assert list(result.timelines) == ["plain"]
     assert result.failures == ()
 

@@ -39,3 +39,11 @@ def test_a_feature_out_of_memory_has_a_row_of_its_own() -> None:
     shown = rows(plain, run("move", losses=(), peak_bytes=None, **FULL))
     assert shown["plain"] == ["3.0 MiB", "–", "1.00 x", "yes", "3.0000"]
     assert shown["move"] == ["out of memory", "–", "–", "–", "–"]
+
+
+def test_other_bits_are_told_from_a_broken_promise() -> None:
+    known = {"bitwise_equal": False, "saved_bytes": 0, "step_time_ratio": 0.5}
+    plain = run("plain", bitwise_equal=True, saved_bytes=0, step_time_ratio=1.0)
+    shown = rows(plain, run("broken", **known), run("openly", bitwise_promised=False, **known))
+    assert shown["broken"][-2] == "no"
+    assert shown["openly"][-2] == "no, and not" and ["promised"] in shown.values()

@@ -4,6 +4,7 @@ Every error says what went wrong, why, and what to do instead:
 
     AscendError
     ├── ConfigError              an option or argument that cannot be right (a ValueError)
+    │   └── NothingToDoError     a model in which there is nothing for the feature
     ├── UnavailableError         right in principle, but not on this machine (a RuntimeError)
     │   └── DeviceUnavailableError
     ├── FeatureError             a feature could not be found, turned on or turned off
@@ -29,6 +30,7 @@ __all__ = [
     "FeatureNotFoundError",
     "HostMemoryError",
     "MeasurementError",
+    "NothingToDoError",
     "OptimizerFailedError",
     "ReplayError",
     "StorageError",
@@ -71,6 +73,10 @@ def _rebuild(
 
 class ConfigError(AscendError, ValueError):
     """A value in a config or an argument that cannot be right."""
+
+
+class NothingToDoError(ConfigError):
+    """A model in which there is nothing that the feature could work on."""
 
 
 class UnavailableError(AscendError, RuntimeError):

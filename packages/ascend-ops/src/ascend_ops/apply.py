@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ascend_core.errors import ConfigError
+from ascend_core.errors import ConfigError, NothingToDoError
 from ascend_core.feature import chosen_config
 from ascend_core.rng import RngState
 from ascend_core.scope import instead_of_forward, owners
@@ -89,8 +89,9 @@ def apply_fused_ops(model: nn.Module, config: FusedOpsConfig | None = None) -> F
         A handle: `report()` says what is computed by what, `remove()` undoes.
 
     Raises:
-        ConfigError: When there is nothing that an operator computes, an operator computes all of
-            it already, or `backend` refuses what the model computes.
+        NothingToDoError: When there is nothing that an operator could compute.
+        ConfigError: When an operator computes all of it already, or `backend` refuses what the
+            model computes.
         UnavailableError: When `backend` cannot be used on this machine.
 
     Example:
@@ -150,7 +151,7 @@ def _nothing(model: nn.Module, left: Mapping[str, str]) -> ConfigError:
             instead="remove() the handle that you have first, to apply it with other options.",
         )
     name, reason = next(iter(left.items()), ("", ""))
-    return ConfigError(
+    return NothingToDoError(
         f"nothing of this {type(model).__name__} is computed by an operator of ascend_ops.",
         why=f"{name}: {reason}." if left else "no module looks like a gated MLP or like RMSNorm.",
         instead="leave the feature off, or call the operators in the model's code.",

@@ -29,6 +29,7 @@ class Status(enum.StrEnum):
     FINISHED = "finished"
     OUT_OF_MEMORY = "out of memory"
     NOT_AVAILABLE = "not available"
+    NOTHING_TO_DO = "nothing to do"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Run:
         bitwise_equal: Whether the losses of all steps, the gradients of the last one and the final
             weights are those of the plain run, bit for bit. None where either did not finish.
         difference: The first place where they are not.
+        loss_difference: The most by which the loss of a step differs from the plain run's.
         losses: The loss of every training step, in nats per byte.
         reason: Why the run did not finish.
         report: What the feature says about itself.
@@ -60,6 +62,7 @@ class Run:
     step_time_ratio: float | None = None
     bitwise_equal: bool | None = None
     difference: str | None = None
+    loss_difference: float | None = None
     losses: tuple[float, ...] = ()
     reason: str | None = None
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -112,7 +115,7 @@ class DemoResult:
         has others, or when it ran out of memory where the plain run did not. That the plain run
         runs out of memory and another does not is what features are for, and no failure; a demo in
         which no run finished shows nothing, and is one. A feature that this machine lacks
-        something for is none.
+        something for, or for which there is nothing in the model, is none.
         """
         if not any(run.status is Status.FINISHED for run in self.runs):
             return ("no run finished: choose a smaller model, batch or sequence",)

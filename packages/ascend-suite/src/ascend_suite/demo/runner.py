@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ascend_core.device import Backend, backend_of, current_backend, device_of
-from ascend_core.errors import UnavailableError
+from ascend_core.errors import NothingToDoError, UnavailableError
 from ascend_core.feature import Feature
 from ascend_core.memory import MemoryTimeline, PeakMeasurement, measure_peak
 from ascend_core.rng import RngState
@@ -59,8 +59,8 @@ def run_demo(
         on_steps: Told about progress; each run reports `settings.steps_per_run` steps in all.
 
     Returns:
-        The runs, plain first. A run that ran out of memory, or whose feature this machine lacks
-        something for, is among them with that status.
+        The runs, plain first. A run that ran out of memory, or whose feature finds nothing to do in
+        the model or lacks something on this machine, is among them with that status.
 
     Raises:
         AscendError: When the device or a feature cannot be had or turned on.
@@ -234,6 +234,7 @@ def _as_run(variant: _Variant, plain: _Variant) -> Run:
         step_time_ratio=statistics.median(ratios),
         bitwise_equal=difference is None,
         difference=difference,
+        loss_difference=variant.outcome.loss_difference_from(plain.outcome),
     )
 
 
@@ -241,7 +242,7 @@ def _timelines(variants: Sequence[_Variant]) -> dict[str, MemoryTimeline]:
     """Name the timelines; that of a run that broke off for want of memory says so."""
     found = {}
     for variant in variants:
-        if variant.memory is None or variant.status is Status.NOT_AVAILABLE:
+        if variant.memory is None or variant.status in (Status.NOT_AVAILABLE, Status.NOTHING_TO_DO):
             continue
         finished = variant.status is Status.FINISHED
         title = variant.name if finished else f"{variant.name}, {variant.status.value}"
@@ -253,6 +254,8 @@ def _status_of(error: Exception) -> Status | None:
     """Tell the errors that make a row of the table from those that end the demo."""
     if isinstance(error, UnavailableError):
         return Status.NOT_AVAILABLE
+    if isinstance(error, NothingToDoError):
+        return Status.NOTHING_TO_DO
     cpu_full = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if cpu_full or isinstance(error, torch.OutOfMemoryError):
         return Status.OUT_OF_MEMORY

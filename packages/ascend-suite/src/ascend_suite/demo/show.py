@@ -25,6 +25,7 @@ __all__ = ["as_table", "show_demo"]
 _MIB = 2**20
 _UNKNOWN = "–"
 _ALONE = "no plain run\nto compare\nwith"
+_OPENLY_OTHER = "no, and not\npromised"
 
 
 def show_demo(
@@ -62,17 +63,7 @@ def show_demo(
     aside = Console(stderr=True)
     result = _run_with_progress(settings, features, device, aside)
     console.print(as_table(result))
-    for run in result.runs:
-        if run.reason is not None:
-            console.print(
-                f"{run.feature}, {run.status}: {run.reason}", highlight=False, markup=False
-            )
-    moving = [name for name, feature in features.items() if feature.moves_to_host]
-    if moving and result.device == "cpu":
-        console.print(
-            f"{', '.join(moving)}: moves memory to the host. For a CPU that is the same memory, so "
-            "it only costs here; try --device npu."
-        )
+    _explain(result, features, console)
     if len(result.runs) == 1:
         console.print("No feature was shown: none is installed.")
     if result.timelines:
@@ -127,9 +118,41 @@ def _cells(run: Run, plain: Run) -> tuple[str | Text, ...]:
     if run.step_time_ratio is not None:
         ratio = f"{run.step_time_ratio:.2f} x"
     if run.bitwise_equal is not None:
-        identical = Text("yes", "green") if run.bitwise_equal else Text("no", "bold red")
+        identical = _verdict(run)
     peak = f"{run.peak_bytes / _MIB:.1f} MiB"
     return run.feature, peak, saved, ratio, identical, f"{run.final_loss:.4f}"
+
+
+def _explain(result: DemoResult, features: Mapping[str, Feature], console: Console) -> None:
+    """Say what the table leaves open: why a run did not finish, has other bits, or only costs."""
+    for run in result.runs:
+        if run.reason is not None:
+            console.print(
+                f"{run.feature}, {run.status}: {run.reason}", highlight=False, markup=False
+            )
+        if run.bitwise_equal is False and not run.bitwise_promised:
+            console.print(_rounding(run), highlight=False, markup=False)
+    moving = [name for name, feature in features.items() if feature.moves_to_host]
+    if moving and result.device == "cpu":
+        console.print(
+            f"{', '.join(moving)}: moves memory to the host. For a CPU that is the same memory, so "
+            "it only costs here; try --device npu."
+        )
+
+
+def _verdict(run: Run) -> Text:
+    if run.bitwise_equal:
+        return Text("yes", "green")
+    return Text("no", "bold red") if run.bitwise_promised else Text(_OPENLY_OTHER, "yellow")
+
+
+def _rounding(run: Run) -> str:
+    """Say how far a run is from plain whose feature computes something to other roundings."""
+    assert run.loss_difference is not None
+    return (
+        f"{run.feature} does not promise the plain run's bits: {run.difference}. The losses of the "
+        f"two differ by at most {run.loss_difference:.1e}."
+    )
 
 
 def _run_with_progress(

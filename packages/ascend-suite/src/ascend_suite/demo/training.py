@@ -141,6 +141,10 @@ class Outcome:
                     return f"the {kind} {name} differs after the last step"
         return None
 
+    def loss_difference_from(self, plain: Outcome) -> float:
+        """The most by which the loss of a step differs from that of `plain`, in nats per byte."""
+        return max(abs(a - b) for a, b in zip(self.losses, plain.losses, strict=True))
+
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
