@@ -1,1 +1,1 @@
-"""The operators by Triton on CUDA: what launches the kernels."""
+"""The operators by Triton on CUDA: what launches the kernels of `_kernels.triton_kernels`."""
