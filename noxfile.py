@@ -134,6 +134,7 @@ def npu(session: nox.Session) -> None:
     # What does not run on the device runs once.
     for schedule in ("early", "eager", "thread"):
         runs.append([f"--npu-sim={schedule}", *packages, "-k", "npu:0 or ascend-sim"])
+    runs.append(["--npu-sim=lazy", "packages/ascend-ops", "-k", "npu"])
     runs.append(["tests_integration/test_megatron_npu.py"])  # it starts simulated NPUs itself
     # Features are tested where they find races, or memory is exact: the rest is ascend-sim's.
     for schedule in ("random", "timed"):

@@ -1,14 +1,15 @@
-"""Where the tests of Triton's kernels run."""
+"""What the tests of several backends share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import profiler
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,42 @@ def triton_device() -> Iterator[torch.device]:
         for name in ("cast_impl", "create_fp_trunc", "create_fp_ext"):
             patched.setattr(InterpreterBuilder, name, as_torch)
         yield torch.device("cpu")
+
+
+@pytest.fixture
+def called() -> Callable[[Callable[[], Any]], list[str]]:
+    """A function that runs another and lists the operators of torch_npu that it called, in order.
+
+    They are called below autograd and modes, where only the dispatcher's own profiler sees them.
+    """
+
+    def run(function: Callable[[], Any]) -> list[str]:
+        with profiler.profile() as profile:
+            function()
+            torch.npu.synchronize()
+        events = sorted(profile.function_events, key=lambda event: event.time_range.start)
+        calls = [event for event in events if event.name.startswith("npu::npu_")]
+        # One call is an event for each of the dispatcher's keys that it passes.
+        outer = [c for c in calls if c.cpu_parent is None or c.cpu_parent.name != c.name]
+        return [call.name.removeprefix("npu::npu_") for call in outer]
+
+    return run
+
+
+@pytest.fixture
+def saved_bytes() -> Callable[[Callable[[], Any]], int]:
+    """A function that runs another and adds up what autograd saves in it, each storage once."""
+
+    def run(function: Callable[[], Any]) -> int:
+        found: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            function()
+        return sum(found.values())
+
+    return run
