@@ -16,6 +16,8 @@ from tests_integration.megatron_npu.configurations import (
     BY_WORLD,
     DROPOUT,
     OFFLOAD,
+    OPS_1,
+    OPS_2,
     SWAP_1,
     SWAP_2,
     TWINS,
@@ -76,6 +78,44 @@ def test_two_ranks_train_as_on_the_cpu(name: str) -> None:
 def test_recompute_draws_the_same_random_numbers(name: str) -> None:
     assert_same(trained(1)[name], trained(1)["dropout"])
     assert trained(1)["dropout"].losses[0] != losses.kept(1)["fp32"].losses[0]
+
+
+# Fused operators ---------------------------------------------------------------------------------
+
+# Of each layer, sequence and step, once. A norm's forward is called again for its backward.
+CALLS = {
+    "npu::npu_swiglu": 1,
+    "npu::npu_swiglu_backward": 1,
+    "npu::npu_rms_norm_backward": 2,
+    "npu::npu_fusion_attention_v2": 1,
+    "npu::npu_fusion_attention_grad_v2": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("world", "name"), [*((1, name) for name in OPS_1), *((2, name) for name in OPS_2)]
+)
+def test_fused_operators_are_those_of_the_npu(world: int, name: str) -> None:
+    ours = trained(world)[name]
+    assert ours.error is None, ours.error
+    steps, sequences, layers = 3, 4, 2 if "pp2" in name else 4
+    for report in ours.reports:
+        for operator, times in CALLS.items():
+            called = report["calls"].get(operator, 0)
+            wanted = steps * sequences * layers * times
+            if "fusion" in operator and "alibi" not in name:
+                wanted = 0
+            # There is one norm more after the last layer.
+            after = steps * sequences if "rms_norm" in operator else 0
+            assert called in (wanted, wanted + after), report["calls"]
+
+
+@pytest.mark.parametrize("name", ["ops", "ops, bf16"])
+def test_fused_operators_train_near_the_plain_run(name: str) -> None:
+    ours, plain = trained(1)[name].means(), losses.kept(1)[reference(name, 1)].means()
+    # See tests_integration/test_ops_megatron.py for what differs.
+    bound = 2**-7 if "bf16" in name else 1e-5
+    assert ours == pytest.approx(plain[:3], rel=bound)
 
 
 # Races -------------------------------------------------------------------------------------------

@@ -32,11 +32,12 @@ class Configuration:
         bucket: Parameters of a bucket, about; None: megatron-core's choice.
         swiglu: A gated activation without bias, or GELU with one.
         norm: "RMSNorm" or "LayerNorm".
-        positions: "rope" or "learned_absolute".
+        positions: "rope", "learned_absolute" or "alibi".
         tied: Share the embedding with the output layer.
         dropout: Of attention and hidden states.
         swap: How attention is swapped: "model", "options" or "spec"; None: it is not.
         swapped: More for `SwapAttentionConfig`, or of the options that ask for it.
+        fused: Operators of ascend_ops that the spec asks for.
         model: More for `TransformerConfig`.
         optimizer: More for `OptimizerConfig`.
     """
@@ -59,6 +60,7 @@ class Configuration:
     dropout: float = 0.0
     swap: str | None = None
     swapped: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fused: tuple[str, ...] = ()
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -259,9 +261,36 @@ SWAP_2 = {
     ),
 }
 
+
+# Fused operators. What they round differs, so that losses are near the plain ones, not equal.
+OPS = ("swiglu", "rms_norm")
+ALIBI: dict[str, Any] = {"positions": "alibi", "fused": (*OPS, "alibi_attention")}
+GROUPS = {"num_query_groups": 2}
+
+OPS_1 = {
+    "ops": Configuration(losses_of="fp32", fused=OPS),
+    "ops, bf16": Configuration(losses_of="bf16", fused=OPS, dtype="bf16"),
+    "ops, alibi": Configuration(**ALIBI),
+    "ops, alibi, grouped queries": Configuration(**ALIBI, model=GROUPS),
+}
+
+OPS_2 = {
+    "ops, tp2, sequence parallel": Configuration(
+        losses_of="tp2, sequence parallel",
+        tensor=2,
+        fused=OPS,
+        model={"sequence_parallel": True},
+    ),
+    "ops, alibi, tp2": Configuration(tensor=2, **ALIBI),
+    "ops, alibi, tp2, grouped queries, sequence parallel": Configuration(
+        tensor=2, **ALIBI, model={**GROUPS, "sequence_parallel": True}
+    ),
+    "ops, alibi, pp2": Configuration(pipeline=2, **ALIBI),
+}
+
 BY_WORLD = {
-    1: {**WORLD_1, **DROPOUT, **OFFLOAD, **TWINS, **SWAP_1},
-    2: {**WORLD_2, **TWINS_2, **SWAP_2},
+    1: {**WORLD_1, **DROPOUT, **OFFLOAD, **TWINS, **SWAP_1, **OPS_1},
+    2: {**WORLD_2, **TWINS_2, **SWAP_2, **OPS_2},
 }
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests_integration.megatron_npu import swapping
+from tests_integration.megatron_npu import fusing, swapping
 from tests_integration.megatron_npu.configurations import (
     HEADS,
     HIDDEN,
@@ -92,6 +92,8 @@ def _chunks(configuration: Configuration, device: torch.device) -> tuple[list[An
 
     config = _transformer_config(configuration)
     spec, swap = swapping.spec_of(configuration)
+    if configuration.fused:
+        spec = fusing.spec_of(configuration, config)
     chunks = []
     for stage in range(configuration.virtual or 1):
         chunk = _gpt(configuration, config, spec, stage if configuration.virtual else None)
@@ -113,6 +115,8 @@ def _chunks(configuration: Configuration, device: torch.device) -> tuple[list[An
         config.no_sync_func = _per_chunk([chunk.no_sync for chunk in wrapped])
     if ddp.overlap_param_gather:
         config.param_sync_func = _per_chunk([chunk.start_param_sync for chunk in wrapped])
+    if configuration.fused:
+        return wrapped, fusing.Watch(wrapped)
     return wrapped, swap or swapping.turn_on(configuration, wrapped)
 
 

@@ -8,7 +8,9 @@
 * Angles of another dtype than x: all is computed in FP32, as angles are not to be rounded.
 
 Its documentation wants angles between -1 and 1, which cannot be looked at without a wait for the
-device: scaled ones, such as YaRN's, are the caller's to judge.
+device: scaled ones, such as YaRN's, are the caller's to judge. The limits below are documented for
+operators that are compiled beforehand (`torch.npu.set_compile_mode(jit_compile=False)`, torch_npu's
+default on Atlas A2 and A3).
 """
 
 from __future__ import annotations
