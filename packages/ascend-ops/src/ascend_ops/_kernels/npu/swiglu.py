@@ -6,8 +6,9 @@ for each element of a BF16 result, where torch's own operators need 10, and the 
 
 * A bias is added first: 14, where torch's operators need 18.
 * A limit clamps gate and up into a tensor of their own: 14, where torch's need 18.
-* Two tensors would have to be joined: 14, where torch's need 10, and three times the memory of the
-  result for as long as it takes. They are refused.
+* Two tensors would have to be joined: 14, where torch's need 10, and as many with backward (40),
+  in which the gradients would be parted again; and twice the memory of the result for as long as
+  it takes. They are refused.
 """
 
 from __future__ import annotations
