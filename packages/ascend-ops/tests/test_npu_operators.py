@@ -168,9 +168,6 @@ def test_what_swiglu_leaves_to_torchs_operators() -> None:
     gate, up = x.chunk(2, -1)
     paired = falls_to_eager("swiglu_pair", "takes gate and up in one tensor", gate, up)
     torch.testing.assert_close(paired, ascend_ops.swiglu(x), rtol=1e-6, atol=1e-6)
-    with ascend_sim.current().strict(False):  # the NPU itself leaves much of FP64 to the host
-        double = falls_to_eager("swiglu", "x is torch.float64", x.double())
-    assert double.dtype == torch.float64
     falls_to_eager("swiglu", "x has 9 dimensions", x[(None,) * 7])
 
 
@@ -246,9 +243,8 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
 
 
 def test_what_rms_norm_leaves_to_torchs_operators() -> None:
-    with ascend_sim.current().strict(False):
+    with ascend_sim.current().strict(False):  # the NPU itself leaves much of FP64 to the host
         x = random(4, 8).npu()
-        falls_to_eager("rms_norm", "x is torch.float64", x.double())
         falls_to_eager("rms_norm", "weight is torch.float64", x, x[0].double())
 
 
@@ -380,6 +376,17 @@ def test_without_gradients_and_under_autocast(called: Any) -> None:
             assert called(call) == [name]
         with torch.autocast("npu", torch.bfloat16):  # as the dtype of what is given says
             assert torch.equal(call().detach(), expected)
+
+
+def test_fp64_is_left_to_torchs_operators_without_a_word() -> None:
+    with ascend_sim.current().strict(False):
+        x = random(5, 8).double().npu()
+        angles64 = [one.double().npu() for one in angles(5, 4)]
+        for name, args in (("swiglu", [x]), ("rms_norm", [x]), ("rotary", [x, *angles64])):
+            assert getattr(ascend_ops, name)(*args).dtype == torch.float64
+            assert ascend_ops.backend_of(name, *args) == "eager"
+            with pytest.raises(ConfigError, match=r"x is torch\.float64"):
+                getattr(ascend_ops, name)(*args, backend="npu")
 
 
 def test_tensors_of_the_cpu_are_refused_by_name() -> None:
