@@ -1,5 +1,8 @@
 """SwiGLU on every backend that this machine has."""
 
+import math
+
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -27,6 +30,21 @@ def test_gradients_are_right_in_fp64() -> None:
 
     assert torch.autograd.gradcheck(run, (x, bias))
     assert torch.autograd.gradgradcheck(run, (x, bias))
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+def test_clamped_gradients_are_as_torchs_clamp_has_them(backend: str) -> None:
+    """SG-06: at the limit it passes, beyond and of NaN it does not."""
+    values = [-3.0, -1.0, 0.5, 1.0, 3.0, math.inf, -math.inf, math.nan]
+    gate, up = torch.tensor(values).repeat(8), torch.tensor(values).repeat_interleave(8)
+    gate.requires_grad_(), up.requires_grad_()
+    plain = F.silu(gate.clamp(max=1.0)) * up.clamp(-1.0, 1.0)
+    expected = torch.autograd.grad(plain, (gate, up), torch.ones_like(plain))
+    ours = ascend_ops.swiglu_pair(gate, up, limit=1.0, backend=backend)
+    found = torch.autograd.grad(ours, (gate, up), torch.ones_like(ours))
+    torch.testing.assert_close(ours, plain, equal_nan=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
 
 
 def test_opcheck() -> None:

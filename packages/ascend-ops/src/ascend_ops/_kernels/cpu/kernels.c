@@ -158,7 +158,7 @@ INLINE float one_plus_exp_of_minus(float x) {
     return 1.0f + float_of(exp < bits_of(INFINITY) ? exp : bits_of(INFINITY));
 }
 
-/* torch's clamp: NaN stays, and what is at the limit lets a gradient pass. */
+/* torch's clamp: NaN stays. What is at the limit lets a gradient pass, and NaN does not. */
 INLINE float at_most(float x, float limit) { return x > limit ? limit : x; }
 
 INLINE float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
@@ -202,8 +202,9 @@ INLINE void swiglu_backward(Span s, int dtype, int plain) {
         float of_silu = rounded(grad * b, dtype), of_up = silu * grad;
         /* torch's compiler fuses this product and sum, but none of the others */
         float of_gate = of_silu * sigmoid * fmaf(a, 1.0f - sigmoid, 1.0f);
-        of_gate = !plain && whole_a > s.limit ? 0.0f : of_gate;
-        of_up = !plain && fabsf(whole_b) > s.limit ? 0.0f : of_up;
+        int limited = !plain && s.limit < INFINITY;
+        of_gate = limited && !(whole_a <= s.limit) ? 0.0f : of_gate;
+        of_up = limited && !(fabsf(whole_b) <= s.limit) ? 0.0f : of_up;
         set_element(s.first, i, of_gate, dtype);
         set_element(s.second, i, of_up, dtype);
     }

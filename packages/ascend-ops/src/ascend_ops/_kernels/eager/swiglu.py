@@ -46,9 +46,9 @@ class EagerSwiglu:
         clamped_gate, clamped_up = _clamped(gate, up, limit)
         up_grad.copy_(F.silu(clamped_gate) * grad)
         gate_grad.copy_(torch.ops.aten.silu_backward(grad * clamped_up, clamped_gate))
-        if limit is not None:  # as torch's clamp: the limits themselves let the gradient pass
-            gate_grad.masked_fill_(gate > limit, 0)
-            up_grad.masked_fill_(up.abs() > limit, 0)
+        if limit is not None:  # as torch's clamp: the limits let the gradient pass, NaN does not
+            gate_grad.masked_fill_(~(gate <= limit), 0)
+            up_grad.masked_fill_(~(up.abs() <= limit), 0)
         return grads
 
 

@@ -180,10 +180,11 @@ def backward(
     u = half(up, up_bias, of_up, column, inside, inner, HAS_BIAS)
     at = row * grad_row + column * grad_column
     arriving = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
-    gate_passes, up_passes = inside, inside  # as torch's clamp: the limits themselves let it pass
+    # As torch's clamp: the limits themselves let a gradient pass, and NaN does not.
+    gate_passes, up_passes = inside, inside
     if HAS_LIMIT:
         bound = rounded(tl.full((1, 1), limit, tl.float32), gate)
-        gate_passes, up_passes = ~(g > bound), ~(tl.abs(u) > bound)
+        gate_passes, up_passes = g <= bound, tl.abs(u) <= bound
         g = clamped(g, float("-inf"), bound)
         u = clamped(u, -bound, bound)
     of_u = rounded(silu(g), gate) * arriving
