@@ -40,8 +40,10 @@ def run_shared(
 
 
 def run_tests(session: nox.Session, *arguments: str) -> None:
-    """Run pytest in the environment that the sessions share."""
-    run_shared(session, "python", "-m", "pytest", *arguments, *session.posargs, env=TESTING)
+    """Run pytest in the environment that the sessions share, a module on each processor."""
+    spread = ["-n", "auto", "--maxprocesses=4", "--dist=loadscope"]
+    options = [*spread, *arguments, *session.posargs]
+    run_shared(session, "python", "-m", "pytest", *options, env=TESTING)
 
 
 def run_suite_on_npu(session: nox.Session, hbm: str | None, *arguments: str) -> None:
