@@ -114,6 +114,9 @@ def alibi_attention(
     mask alone, as without one the distance is `|i - j|`. Nothing of Sq x Skv is kept for backward,
     nor allocated at once, and nothing is cached between calls.
 
+    On a CPU, keys so far from a query that their weights are below `2**-64` are not read, which is
+    known from the norms of q and k before a score is computed; their gradient from that query is 0.
+
     Args:
         q: [B, H, Sq, D], of any strides, as k and v; FP32, BF16, FP16 or FP64.
         k: [B, Hkv, Skv, D], H a multiple of Hkv; head h of q reads head `h // (H / Hkv)`.
