@@ -45,9 +45,9 @@ def test_eager_allocates_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cpu_allocates_blocks_of_rows_and_one_gradient_of_keys_for_each_thread() -> None:
     forward, backward = peaks("cpu")
     share = min(1, torch.get_num_threads() / HEADS)
-    # A block of rows in reverse, its result, that in order; torch's own blocks of 256 x 512 scores.
+    # A block of rows in reverse, its result, that in order; torch's own blocks of scores.
     rows = share * RESULT * cpu._ROWS / TOKENS
-    scratch = torch.get_num_threads() * 4 * 512 * (512 + 2 * SIZE) + (1 << 18)
+    scratch = (torch.get_num_threads() << 18) + (1 << 17)
     bounds = 12 * share * ROWS  # positions and bounds of rows, in FP64, and the bias
     assert RESULT + ROWS <= forward <= RESULT + ROWS + 3 * rows + scratch + bounds
     # q, grad, out in reverse, the gradient of q twice; the gradients of k and v of a block.

@@ -105,6 +105,7 @@ class FlashAlibi:
             q_grad[:, :, rows] = of_q.flip(2).mul_(down)
             for total, found in ((k_sum, of_k), (v_sum, of_v)):
                 total[:, keys] += found[:, 0] if found.shape[1] == 1 else found.sum(1)
+            del of_q, of_k, of_v, found  # or they would be there beside those of the next block
         k_grad.copy_(k_sum.mul_(down))
         v_grad.copy_(v_sum.mul_(down))
 
@@ -175,6 +176,7 @@ class _Part:
         i = torch.arange(rows.start + ahead, rows.stop + ahead)
         low, high = self.call.keys_of(rows.start, rows.stop)
         low, high = max(low, self.counting.start), min(high, self.counting.stop)
+        assert low < high  # torch's operator ends the process where a block has no key
         nearest, farthest = (i - reach).min(), (i + reach).max()
         return slice(int(nearest.clamp(low, high)), int(farthest.clamp(low, high - 1)) + 1)
 
