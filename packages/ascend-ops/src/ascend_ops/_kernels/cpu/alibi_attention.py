@@ -176,9 +176,10 @@ class _Part:
         i = torch.arange(rows.start + ahead, rows.stop + ahead)
         low, high = self.call.keys_of(rows.start, rows.stop)
         low, high = max(low, self.counting.start), min(high, self.counting.stop)
-        assert low < high  # torch's operator ends the process where a block has no key
         nearest, farthest = (i - reach).min(), (i + reach).max()
-        return slice(int(nearest.clamp(low, high)), int(farthest.clamp(low, high - 1)) + 1)
+        keys = slice(int(nearest.clamp(low, high)), int(farthest.clamp(low, high - 1)) + 1)
+        assert keys.start < keys.stop  # torch's operator ends the process where there is no key
+        return keys
 
     def _reach(self, lse: Tensor | None) -> Tensor:
         """How far from each row a key may be and count: [h, G, Sq], FP64.
