@@ -21,7 +21,7 @@ def triton_device() -> Iterator[torch.device]:
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    cast = InterpreterBuilder.cast_impl
+    cast, multiply = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
 
     def as_torch(self: Any, source: Any, dtype: Any) -> Any:
         # The interpreter's own cuts lower bits off, and has other subnormal numbers.
@@ -35,9 +35,15 @@ def triton_device() -> Iterator[torch.device]:
             return TensorHandle(bits.view(np.float32), dtype.scalar)
         return cast(self, source, dtype)
 
+    def dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        # (it multiplies the bits of BF16)
+        wide = [as_torch(self, x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b)]
+        return multiply(self, *wide, d, *rest)
+
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
         for name in ("cast_impl", "create_fp_trunc", "create_fp_ext"):
             patched.setattr(InterpreterBuilder, name, as_torch)
+        patched.setattr(InterpreterBuilder, "create_dot", dot)
         yield torch.device("cpu")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import ascend_ops
-from ascend_ops import reference
+from ascend_ops import _backends, reference
 from ascend_ops._kernels.triton import rms_norm
 from ascend_ops._kernels.triton.rms_norm import TritonRmsNorm
 
@@ -17,8 +17,11 @@ ROUNDINGS = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 
 
 @pytest.fixture(scope="module")
-def kernel() -> TritonRmsNorm:
-    return TritonRmsNorm()
+def kernel(triton_device: torch.device) -> TritonRmsNorm:
+    """The one that the operator uses: tried once."""
+    kernel: TritonRmsNorm = _backends._load("rms_norm", "triton")
+    assert kernel.trial.failure(triton_device) is None
+    return kernel
 
 
 @pytest.fixture(params=["short", "long"])
@@ -66,7 +69,7 @@ def assert_as_reference(
 
 @pytest.mark.usefixtures("length")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("shape", [(1,), (3, 1), (5, 64), (2, 3, 65), (2, 431), (0, 4), (3, 0)])
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (5, 64), (2, 3, 65), (1, 431), (0, 4), (3, 0)])
 def test_rows_of_odd_sizes(
     shape: tuple[int, ...], dtype: torch.dtype, kernel: TritonRmsNorm, triton_device: torch.device
 ) -> None:
@@ -93,7 +96,7 @@ def test_any_strides(kernel: TritonRmsNorm, triton_device: torch.device) -> None
 def test_many_rows_are_summed_in_one_order(
     kernel: TritonRmsNorm, triton_device: torch.device
 ) -> None:
-    rows, width = (4099, 3) if rms_norm.PROGRAMS > 3 else (11, 70)
+    rows, width = (4099, 3) if rms_norm.PROGRAMS > 3 else (7, 70)
     x, weight = random(rows, width, device=triton_device), random(width, device=triton_device)
     grad = x.flip(0)
     assert_as_reference(kernel, grad, x, weight)

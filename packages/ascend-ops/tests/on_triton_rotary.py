@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import ascend_ops
-from ascend_ops import reference
+from ascend_ops import _backends, reference
 from ascend_ops._kernels.triton.rotary import TritonRotary
 
 pytestmark = pytest.mark.usefixtures("triton_device")
@@ -16,8 +16,11 @@ both_pairings = pytest.mark.parametrize("interleaved", [False, True], ids=["halv
 
 
 @pytest.fixture(scope="module")
-def kernel() -> TritonRotary:
-    return TritonRotary()
+def kernel(triton_device: torch.device) -> TritonRotary:
+    """The one that the operator uses: tried once."""
+    kernel: TritonRotary = _backends._load("rotary", "triton")
+    assert kernel.trial.failure(triton_device) is None
+    return kernel
 
 
 def random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

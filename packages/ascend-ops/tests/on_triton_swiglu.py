@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import ascend_ops
-from ascend_ops import reference
+from ascend_ops import _backends, reference
 from ascend_ops._kernels.eager.swiglu import EagerSwiglu
 from ascend_ops._kernels.triton.swiglu import TritonSwiglu
 
@@ -20,8 +20,11 @@ LAST_BITS = 0 if os.environ.get("TRITON_INTERPRET") == "1" else 64  # of 65536; 
 
 
 @pytest.fixture(scope="module")
-def kernel() -> TritonSwiglu:
-    return TritonSwiglu()
+def kernel(triton_device: torch.device) -> TritonSwiglu:
+    """The one that the operator uses: tried once."""
+    kernel: TritonSwiglu = _backends._load("swiglu", "triton")
+    assert kernel.trial.failure(triton_device) is None
+    return kernel
 
 
 def random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

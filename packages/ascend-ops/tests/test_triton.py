@@ -16,11 +16,11 @@ import torch
 
 from ascend_core.errors import UnavailableError
 from ascend_ops import _backends
-from ascend_ops._kernels.triton import rms_norm, rotary, swiglu
+from ascend_ops._kernels.triton import alibi_attention, rms_norm, rotary, swiglu
 from ascend_ops._kernels.triton._trial import Comparison, Trial
 
 HERE = Path(__file__).parent
-OPERATORS = ("swiglu", "rms_norm", "rotary")
+OPERATORS = ("swiglu", "rms_norm", "rotary", "alibi_attention")
 has_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
@@ -53,7 +53,7 @@ def test_what_launches_kernels_imports_no_triton() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("module", [swiglu, rms_norm, rotary])
+@pytest.mark.parametrize("module", [swiglu, rms_norm, rotary, alibi_attention])
 def test_without_triton_its_kernels_are_refused(
     module: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,8 +99,8 @@ def test_what_triton_raises_is_said_and_asked_once_for_each_device() -> None:
     trial = Trial(broken)
     for _ in range(2):
         assert "ended with OSError: no compiler" in str(trial.failure(CPU))
-    assert trial.failure(torch.device("meta")) is not None
-    assert asked == [CPU, torch.device("meta")]
+    assert trial.failure(torch.device("cpu", 0)) is not None
+    assert asked == [CPU, torch.device("cpu", 0)]
     if not torch.accelerator.is_available():
         with pytest.raises(UnavailableError, match="no compiler"):
             trial.demand()

@@ -62,7 +62,8 @@ class Trial:
 
     def _try(self, device: torch.device) -> UnavailableError | None:
         try:
-            agree = all(_agree(*comparison) for comparison in self._compare(device))
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):
+                agree = all(_agree(*comparison) for comparison in self._compare(device))
         except Exception as error:  # Triton's own have no common base
             return UnavailableError(
                 f"Triton's kernels cannot be used on {device}.",
