@@ -95,12 +95,12 @@ def test_every_bf16_gate_is_as_torchs(kernel: TritonSwiglu, triton_device: torch
     """SG-08: the same bits, and so -0 where torch has it; NaN where torch has it alone."""
     bits = torch.arange(-(1 << 15), 1 << 15, device=triton_device).to(torch.int16)
     gate = bits.view(torch.bfloat16)
-    up = torch.full_like(gate, 1.5)
+    up, grad = torch.full_like(gate, 1.2345), torch.full_like(gate, -0.789)  # whose product rounds
     eager = EagerSwiglu()
     for limit in (None, 7.0):
         call: Any = ((gate, up), -1, None, limit)
         pairs = [(kernel.forward(*call), eager.forward(*call))]
-        pairs += zip(kernel.backward(up, *call), eager.backward(up, *call), strict=True)
+        pairs += zip(kernel.backward(grad, *call), eager.backward(grad, *call), strict=True)
         for ours, theirs in pairs:
             assert torch.equal(ours.isnan(), theirs.isnan())
             assert torch.equal(ours.nan_to_num().signbit(), theirs.nan_to_num().signbit())
