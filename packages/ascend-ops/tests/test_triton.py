@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ascend_core.errors import UnavailableError
 from ascend_ops import _backends
@@ -116,7 +117,8 @@ def test_where_triton_is_missing_torchs_operators_compute_it_and_say_so(
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        call = ((torch.ones(2),), -1, None, None)
-        chosen = _backends.choose("swiglu", None, torch.device("cuda", 0), *call)
+        with FakeTensorMode():
+            x = torch.empty(2, device="cuda:0")
+        chosen = _backends.choose("swiglu", None, x, (x,), -1, None, None)
     assert chosen == ("eager", eager)
     assert any("Triton cannot be imported" in str(one.message) for one in said)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ascend_core.errors import ConfigError, UnavailableError
 
@@ -34,7 +35,7 @@ class Kernel(Protocol):
         """Why a call cannot be taken, in a sentence with its full stop; None where it can be."""
 
 
-def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) -> tuple[str, Any]:
+def choose(operator: str, wanted: str | None, tensor: Tensor, *call: Any) -> tuple[str, Any]:
     """Choose the backend of a call.
 
     Where the first of its tensors is FP64, that is `eager`. Where it is `eager` because the kernel
@@ -43,7 +44,7 @@ def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) 
     Args:
         operator: Its name.
         wanted: The backend that the caller named; None leaves the choice to this function.
-        device: Of the call's tensors.
+        tensor: The first of the call: all are on its device.
         call: What the kernels' `refusal` is given.
 
     Returns:
@@ -55,8 +56,8 @@ def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) 
     """
     if wanted is not None:
         return wanted, _named(operator, wanted, call)
-    preferred = () if _is_fp64(call) else _PREFERRED.get(device.type, ())
-    for name in preferred:
+    is_fp64 = tensor.dtype == torch.float64
+    for name in () if is_fp64 else _PREFERRED.get(tensor.device.type, ()):
         if not _exists(operator, name):
             continue
         kernel = _load(operator, name)
@@ -65,16 +66,6 @@ def choose(operator: str, wanted: str | None, device: torch.device, *call: Any) 
             return name, kernel
         _say(operator, name, reason)
     return "eager", _load(operator, "eager")
-
-
-def _is_fp64(call: Sequence[Any]) -> bool:
-    """Whether the first tensor of a call, or of a sequence in it, is FP64."""
-    for given in call:
-        if isinstance(given, (tuple, list)):
-            return _is_fp64(given)
-        if isinstance(given, torch.Tensor):
-            return given.dtype == torch.float64
-    return False
 
 
 def _named(operator: str, backend: str, call: Sequence[Any]) -> Any:

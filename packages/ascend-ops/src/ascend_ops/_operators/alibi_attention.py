@@ -90,7 +90,7 @@ class AlibiKernel(Protocol):
 
 
 def _kernel(backend: str | None, call: AlibiCall) -> AlibiKernel:
-    kernel: AlibiKernel = choose("alibi_attention", backend, call.q.device, call)[1]
+    kernel: AlibiKernel = choose("alibi_attention", backend, call.q, call)[1]
     return kernel
 
 

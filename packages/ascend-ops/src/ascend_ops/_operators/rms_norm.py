@@ -48,7 +48,7 @@ def _kernel(
     backend: str | None, x: Tensor, weight: Tensor | None, eps: float, unit_offset: bool
 ) -> RmsNormKernel:
     kernel: RmsNormKernel
-    _, kernel = choose("rms_norm", backend, x.device, x, weight, eps, unit_offset)
+    _, kernel = choose("rms_norm", backend, x, x, weight, eps, unit_offset)
     return kernel
 
 

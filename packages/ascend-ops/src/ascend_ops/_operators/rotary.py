@@ -39,7 +39,7 @@ def _compute(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool, backend: str | None
 ) -> Tensor:
     kernel: RotaryKernel
-    _, kernel = choose("rotary", backend, x.device, x, cos, sin, interleaved, inverse)
+    _, kernel = choose("rotary", backend, x, x, cos, sin, interleaved, inverse)
     return kernel.forward(x, cos, sin, interleaved, inverse)
 
 

@@ -50,7 +50,7 @@ class SwigluKernel(Protocol):
 def _kernel(
     backend: str | None, parts: Sequence[Tensor], dim: int, bias: Tensor | None, limit: float | None
 ) -> SwigluKernel:
-    kernel: SwigluKernel = choose("swiglu", backend, parts[0].device, parts, dim, bias, limit)[1]
+    kernel: SwigluKernel = choose("swiglu", backend, parts[0], parts, dim, bias, limit)[1]
     return kernel
 
 

@@ -178,8 +178,8 @@ def call_of_alibi_attention(
     q_start: int | None = None,
     kv_start: int = 0,
     return_lse: bool = False,
-) -> tuple[torch.device, operator.AlibiCall]:
-    """Check a call of `alibi_attention`; return its device, and what its kernels are given."""
+) -> tuple[Tensor, operator.AlibiCall]:
+    """Check a call of `alibi_attention`; return a tensor of it, and what its kernels are given."""
     check_dtype(_NAME, q=q, k=k, v=v)
     check_same(_NAME, "dtype", q=q, k=k, v=v)
     check_same(_NAME, "device", q=q, k=k, v=v, slopes=slopes, mask=mask)
@@ -198,7 +198,7 @@ def call_of_alibi_attention(
     if q_start is None:
         q_start = k.shape[2] - q.shape[2] + kv_start
     options = (causal, window, scale, q_start, kv_start)
-    return q.device, operator.AlibiCall(q, k, v, slopes, mask, *options)
+    return q, operator.AlibiCall(q, k, v, slopes, mask, *options)
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -50,5 +50,5 @@ def backend_of(function: str, *args: Any, backend: str | None = None, **kwargs: 
             instead=f"name one of {', '.join(_CALLS)}.",
         )
     operator, call_of = _CALLS[function]
-    device, *call = call_of(*args, **kwargs)
-    return choose(operator, backend, device, *call)[0]
+    tensor, *call = call_of(*args, **kwargs)
+    return choose(operator, backend, tensor, *call)[0]

@@ -49,7 +49,7 @@ def rms_norm(
 def call_of_rms_norm(
     x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, unit_offset: bool = False
 ) -> tuple[Any, ...]:
-    """Check a call of `rms_norm`; return its device, and what its kernels are given."""
+    """Check a call of `rms_norm`; return a tensor of it, and what its kernels are given."""
     check_dtype("rms_norm", x=x, weight=weight)
     if x.dim() == 0:
         raise ConfigError(
@@ -71,4 +71,4 @@ def call_of_rms_norm(
             why="it is added to a mean of squares, of which a root is taken.",
             instead="use a small number that is not negative, for example 1e-6.",
         )
-    return x.device, x, weight, eps, unit_offset
+    return x, x, weight, eps, unit_offset

@@ -55,7 +55,7 @@ def rotary(
 def call_of_rotary(
     x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 ) -> tuple[Any, ...]:
-    """Check a call of `rotary`; return its device, and what its kernels are given."""
+    """Check a call of `rotary`; return a tensor of it, and what its kernels are given."""
     check_dtype("rotary", x=x, cos=cos, sin=sin)
     for what in ("shape", "dtype"):
         check_same("rotary", what, cos=cos, sin=sin)
@@ -67,7 +67,7 @@ def call_of_rotary(
             why="angles come from positions, and nothing of x is kept that theirs would need.",
             instead="pass cos.detach() and sin.detach(), or use ascend_ops.reference.rotary.",
         )
-    return x.device, x, cos, sin, interleaved, False
+    return x, x, cos, sin, interleaved, False
 
 
 def _check_shapes(x: Tensor, cos: Tensor) -> None:

@@ -78,7 +78,7 @@ def swiglu_pair(
 def call_of_swiglu(
     x: Tensor, dim: int = -1, *, bias: Tensor | None = None, limit: float | None = None
 ) -> tuple[Any, ...]:
-    """Check a call of `swiglu`; return its device, and what its kernels are given."""
+    """Check a call of `swiglu`; return a tensor of it, and what its kernels are given."""
     check_dtype("swiglu", x=x, bias=bias)
     if not -x.dim() <= dim < x.dim():
         raise ConfigError(
@@ -101,16 +101,16 @@ def call_of_swiglu(
                 instead=f"give it the shape [{x.shape[dim]}].",
             )
     _check_limit("swiglu", limit)
-    return x.device, (x,), dim, bias, limit
+    return x, (x,), dim, bias, limit
 
 
 def call_of_swiglu_pair(gate: Tensor, up: Tensor, *, limit: float | None = None) -> tuple[Any, ...]:
-    """Check a call of `swiglu_pair`; return its device, and what its kernels are given."""
+    """Check a call of `swiglu_pair`; return a tensor of it, and what its kernels are given."""
     check_dtype("swiglu_pair", gate=gate, up=up)
     for what in ("shape", "dtype", "device"):
         check_same("swiglu_pair", what, gate=gate, up=up)
     _check_limit("swiglu_pair", limit)
-    return gate.device, (gate, up), -1, None, limit
+    return gate, (gate, up), -1, None, limit
 
 
 def _check_limit(function: str, limit: float | None) -> None:
