@@ -36,7 +36,6 @@ def message(options: dict[str, Any]) -> str:
         {"policy": DEFAULT},
         {"modules": (nn.Linear,), "layers": (0,), "policy": DEFAULT},
     ],
-    ids=str,
 )
 def test_what_is_allowed(options: dict[str, Any]) -> None:
     config = RecomputeActivationConfig(**options)

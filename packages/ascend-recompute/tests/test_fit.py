@@ -321,7 +321,6 @@ def test_samples(of: Callable[[Tensor], Any], forward: Any) -> None:
         (0, {"model": nn.Linear(2, 2)}, "has no stack of layers"),
         (0, {"model": []}, "was given a list as its model"),
     ],
-    ids=str,
 )
 def test_bad_values_are_named(sample: Any, options: dict[str, Any], message: str) -> None:
     model = Model()
