@@ -256,6 +256,28 @@ def test_numbers_do_not_depend_on_threads(dtype: torch.dtype) -> None:
         assert torch.equal(grad, computed[0][1])
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "columns"), [(4099, 2053), (131_073, 64), (17, 500_007)])
+def test_results_of_fresh_memory_are_those_of_small_ones(
+    rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    """Pages are asked for ahead: of some rows, of many, and of a part of a row."""
+    x = torch.randn(rows, 2 * columns).to(dtype)
+    grad = torch.randn(rows, columns).to(dtype)
+
+    def computed(x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        x = x.clone().requires_grad_()
+        gate, up = (half.detach().clone().requires_grad_() for half in x.chunk(2, -1))
+        y = ascend_ops.swiglu(x, backend="cpu")
+        of_pair = ascend_ops.swiglu_pair(gate, up, backend="cpu")
+        packed = torch.autograd.grad(y, x, grad)[0]
+        return y, of_pair, packed, *torch.autograd.grad(of_pair, (gate, up), grad)
+
+    of_rows = zip(*map(computed, x.split(rows // 8), grad.split(rows // 8)), strict=True)
+    for large, small in zip(computed(x, grad), of_rows, strict=True):
+        assert torch.equal(large, torch.cat(small))
+
+
 def test_fp64_is_computed_by_torch_without_a_word() -> None:
     x = torch.randn(2, 4, dtype=torch.float64)
     assert ascend_ops.backend_of("swiglu", x) == "eager"  # a warning would be an error

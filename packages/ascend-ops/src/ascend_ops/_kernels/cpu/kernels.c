@@ -8,9 +8,12 @@
  * To be compiled with -ffp-contract=off: a product and a sum are rounded once only where it says
  * `fmaf`. So an element's bits depend on neither its place nor the width of vectors.
  */
+#define _DEFAULT_SOURCE /* for madvise and mincore */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -117,6 +120,22 @@ INLINE void *place(const void *array, int64_t row, int64_t stride, int64_t colum
 
 /* Elements that a thread computes at a time. */
 enum { SPAN = 4096 };
+
+/* A system gives fresh memory page by page, as each is first written to, which takes longer than to
+ * compute what is written. Asked for the pages of many elements just before these are written, it
+ * takes less, and leaves the zeros in a cache. Huge pages would take less still; but where a virtual
+ * machine lends free ones to others, to get them back takes longer than all. */
+enum { AHEAD = 1 << 18 };
+
+INLINE void ask_for_pages(void *from, int64_t size) {
+#ifdef MADV_POPULATE_WRITE /* a Linux that does not know it refuses, and nothing is lost */
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)from & -page;
+    uintptr_t end = (uintptr_t)from + (uintptr_t)size, last = (end - 1) & -page;
+    unsigned char is_there; /* if so the memory was used before, and to look up each page costs */
+    if (mincore((void *)last, 1, &is_there) == 0 && !(is_there & 1))
+        madvise((void *)first, end - first, MADV_POPULATE_WRITE);
+#endif
+}
 
 /* SwiGLU */
 
@@ -228,12 +247,28 @@ INLINE void swiglu_span(const Swiglu *s, int64_t row, int64_t from, int dtype, i
     swiglu_backward(span, dtype, plain);
 }
 
+/* The pages of some rows, or of AHEAD elements of a longer one. Where rows of `first` lie between
+ * those of `second` these are among them. */
+INLINE void swiglu_pages(const Swiglu *s, int64_t row, int64_t column, int64_t rows) {
+    int64_t stride = s->out_stride, from = row * stride + column;
+    int64_t to = column + AHEAD < s->columns ? from + AHEAD : smaller(row + rows, s->rows) * stride;
+    int64_t size = (to - from) * size_of(s->dtype);
+    ask_for_pages(place(s->first, 0, 0, from, s->dtype), size);
+    if (s->second && stride == s->columns)
+        ask_for_pages(place(s->second, 0, 0, from, s->dtype), size);
+}
+
 void ascend_swiglu(const Swiglu *s) {
     int64_t per_row = (s->columns + SPAN - 1) / SPAN, spans = s->rows * per_row;
-    int plain = !s->gate_bias && s->limit == INFINITY;
-#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows * s->columns > GRAIN)
+    int64_t together = 1; /* rows: a power of 2, as to divide would take as long as a short row */
+    while (2 * together * s->columns <= AHEAD)
+        together *= 2;
+    int plain = !s->gate_bias && s->limit == INFINITY, many = s->rows * s->columns > GRAIN;
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (many)
     for (int64_t span = 0; span < spans; span++) {
         int64_t row = span / per_row, from = span % per_row * SPAN;
+        if (many && from % AHEAD == 0 && (row & (together - 1)) == 0)
+            swiglu_pages(s, row, from, together);
         if (plain)
             WITH_DTYPE(s->dtype, swiglu_span(s, row, from, DTYPE, 1));
         else
