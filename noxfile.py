@@ -20,6 +20,7 @@ nox.options.sessions = ["tests"]
 PACKAGES = sorted(path.parent.name for path in Path("packages").glob("*/pyproject.toml"))
 TORCHES = ["2.13"]
 SWAP, REUSE, OPS = (f"packages/ascend-{name}" for name in ("swap", "reuse-param", "ops"))
+DDP = "packages/ascend-ddp/tests"
 TRACED = f"{SWAP}/tests/test_attention_npu.py"  # where races are looked for among the bytes
 # Small, so that it can be filled. What is read too early, poison keeps from being right by chance.
 SMALL_NPU = {"ASCENDSIM_HBM": "384M", "ASCENDSIM_POISON": "1"}
@@ -160,6 +161,9 @@ def npu(session: nox.Session) -> None:
     runs += [
         [f"--npu-sim={schedule}", REUSE, "-k", "npu"] for schedule in ("lazy", "eager", "thread")
     ]
+    # These start ranks themselves.
+    runs.append(["--npu-sim=lazy", f"{DDP}/test_reduce_npu.py"])
+    runs.append(["--npu-sim=timed", f"{DDP}/test_overlap_npu.py"])
 
     # Two at a time: one process keeps one processor busy. What fails, nox shows itself.
     with ThreadPoolExecutor(2) as pool:

@@ -109,7 +109,7 @@ def test_a_feature_that_breaks_its_promise_ends_in_no_and_exit_code_1(
         (["--dropout", "1"], "dropout is 1.0"),
         (["--activation", "relu"], "--activation"),
         (["--norm", "batch"], "--norm"),
-        (["--features", "nosuch"], "the installed packages offer: honest"),
+        (["--features", "nosuch"], "there is no feature called 'nosuch'"),
         (["--features", "honest,,wrong"], "a feature that has no name"),
         (["--features", ""], "a feature that has no name"),
         (["--device", "tpu"], "the backends are: npu, cuda, cpu"),

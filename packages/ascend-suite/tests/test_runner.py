@@ -156,7 +156,16 @@ def test_the_chosen_features_come_in_the_order_that_was_asked_for(features: Modu
     installed = {"a": features.HONEST, "b": features.WRONG, "c": features.GREEDY}
     assert list(choose_features(["c", "a"], installed)) == ["c", "a"]
     assert choose_features(None, installed) == installed
-    assert choose_features() == discover()
+    alone = {name: feature for name, feature in discover().items() if not feature.needs_ranks}
+    assert choose_features() == alone
+
+
+def test_a_feature_between_ranks_is_not_shown(features: ModuleType) -> None:
+    between = dataclasses.replace(features.HONEST, needs_ranks=True)
+    installed = {"a": features.WRONG, "b": between}
+    assert list(choose_features(None, installed)) == ["a"]
+    with pytest.raises(UnavailableError, match="the demo cannot show b"):
+        choose_features(["b"], installed)
 
 
 def test_an_unknown_feature_is_answered_with_those_that_are_installed(

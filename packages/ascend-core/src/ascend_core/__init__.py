@@ -14,6 +14,7 @@ _EXPORTS = {
     "AscendError": "ascend_core.errors",
     "Backend": "ascend_core.device",
     "BudgetExceededError": "ascend_core.errors",
+    "CommunicationError": "ascend_core.errors",
     "Claim": "ascend_core.saved",
     "ConfigError": "ascend_core.errors",
     "DeviceCopy": "ascend_core.transfer",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from ascend_core.device import get_backend as get_backend
     from ascend_core.errors import AscendError as AscendError
     from ascend_core.errors import BudgetExceededError as BudgetExceededError
+    from ascend_core.errors import CommunicationError as CommunicationError
     from ascend_core.errors import ConfigError as ConfigError
     from ascend_core.errors import DeviceUnavailableError as DeviceUnavailableError
     from ascend_core.errors import FeatureError as FeatureError

@@ -13,6 +13,7 @@ Every error says what went wrong, why, and what to do instead:
     │   └── BudgetExceededError
     ├── StorageError             a storage cannot be released or restored safely
     ├── OptimizerFailedError     a step failed half-way; weights and state are not to be trusted
+    ├── CommunicationError       a collective failed, or ranks do not fit one another
     ├── ReplayError              a recomputation does not match the forward pass it repeats
     └── MeasurementError         a measurement could not be taken or does not add up
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 __all__ = [
     "AscendError",
     "BudgetExceededError",
+    "CommunicationError",
     "ConfigError",
     "DeviceUnavailableError",
     "FeatureError",
@@ -109,6 +111,10 @@ class StorageError(AscendError, RuntimeError):
 
 class OptimizerFailedError(AscendError, RuntimeError):
     """An optimizer whose step failed half-way, until it is given a checkpoint."""
+
+
+class CommunicationError(AscendError, RuntimeError):
+    """A collective that failed or took too long, or ranks that do not fit one another."""
 
 
 class ReplayError(AscendError, RuntimeError):

@@ -48,6 +48,7 @@ class Feature:
         moves_to_host: Whether it saves by moving memory to the host: on a CPU, whose memory is the
             host's, it saves nothing.
         needs_bf16: Whether it works on BF16 weights alone.
+        needs_ranks: Whether it works between processes of `torch.distributed`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Feature:
     bitwise: bool = True
     moves_to_host: bool = False
     needs_bf16: bool = False
+    needs_ranks: bool = False
 
     def apply(self, target: object, config: object | None = None) -> Handle:
         """Import the verb and apply it.

@@ -1,0 +1,155 @@
+"""One bucket: a flat tensor in which the gradients of some parameters are views.
+
+[Note: who holds a gradient when]
+Between backwards, `p.grad` *is* the bucket's view, so that autograd adds to it where it lies. It is
+None where nothing was accumulated since the last `zero_grad()`: then autograd leaves the first
+gradient that arrives in a tensor of its own, and the hook copies it into the view.
+While a bucket travels, `p.grad` of all its parameters is None: what is accumulated then, by a
+parameter whose gradient comes in several parts, cannot reach the buffer that the collective reads
+and writes. It lands in a tensor of its own, and is known as late. When the bucket has arrived,
+`p.grad` is the view again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from ascend_core.device import backend_of
+from ascend_core.layout import Layout
+from ascend_ddp._parameters import Parameters
+from ascend_ddp._plan import BucketPlan, Slot
+
+__all__ = ["Bucket", "view_of"]
+
+
+class Bucket:
+    """The gradients of some parameters, as one flat tensor.
+
+    Args:
+        plan: Its slots.
+        parameters: All of the chunk's; slots name them by their index.
+        dtype: In which gradients are added up.
+        ranks: In how many parts it is scattered; 0 where it is not.
+
+    Attributes:
+        flat: [plan.numel]; what is between the slots is zero, and stays so.
+        shard: [plan.numel / ranks]: this rank's part of the sums, where gradients are scattered.
+        work: The collective, while it travels.
+        missing: How often gradients of its parameters are still to come, until it is full.
+    """
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        parameters: Parameters,
+        dtype: torch.dtype | None,
+        ranks: int,
+    ) -> None:
+        self.plan = plan
+        first = parameters[plan.slots[0].parameter]
+        self.flat = torch.zeros(plan.numel, dtype=dtype or first.dtype, device=first.device)
+        self.shard = torch.zeros_like(self.flat[: plan.numel // ranks]) if ranks else None
+        self.work: distributed.Work | None = None
+        self.missing = 0
+        self._parameters = parameters
+        self._views = {
+            slot.parameter: view_of(self.flat, slot, parameters[slot.parameter])
+            for slot in plan.slots
+        }
+
+    @property
+    def indices(self) -> list[int]:
+        """The parameters, in the order of their slots."""
+        return [slot.parameter for slot in self.plan.slots]
+
+    def view(self, index: int) -> Tensor:
+        """The gradient of a parameter, of its shape and strides."""
+        return self._views[index]
+
+    def holds(self, index: int) -> bool:
+        """Whether `p.grad` is the view: gradients were accumulated since the last zero_grad."""
+        return self._parameters[index].grad is self._views[index]
+
+    def fold(self, index: int) -> None:
+        """Let `p.grad` be the view, with the values that it has; nothing where it is None."""
+        parameter, view = self._parameters[index], self._views[index]
+        if parameter.grad is None or parameter.grad is view:
+            return
+        view.copy_(parameter.grad.detach())
+        self._let_be(parameter, view)
+
+    def let_go(self) -> list[bool]:
+        """Make ready to travel: no `p.grad` is a view, and slots without a gradient are zero.
+
+        Returns:
+            For each slot whether it has a gradient.
+        """
+        held = []
+        for index in self.indices:
+            self.fold(index)
+            held.append(self.holds(index))
+            if not held[-1]:
+                self._views[index].zero_()
+            self._let_be(self._parameters[index], None)
+        return held
+
+    def add(self, index: int, part: Tensor, rank: int) -> None:
+        """Add what was summed behind the bucket to a parameter's sums, wherever those are."""
+        if self.shard is None:
+            self._views[index].add_(part)
+            return
+        self.flat.zero_()
+        self._views[index].copy_(part)
+        size = self.shard.numel()
+        self.shard.add_(self.flat[rank * size : (rank + 1) * size])
+
+    def show(self, rank: int, others: Tensor) -> None:
+        """Let the views show the sums of this rank's part, and `others` (0-d) elsewhere."""
+        assert self.shard is not None
+        size = self.shard.numel()
+        for view in self._views.values():  # and nothing between: that is zero for good
+            view.copy_(others)
+        self.flat[rank * size : (rank + 1) * size].copy_(self.shard)
+
+    def give_back(self, index: int) -> None:
+        """Let `p.grad` be the sum over the ranks, in the parameter's dtype."""
+        parameter, view = self._parameters[index], self._views[index]
+        same = view.dtype == parameter.dtype
+        self._let_be(parameter, view if same else view.to(parameter.dtype))
+
+    def forget(self, index: int) -> None:
+        """Let `p.grad` be None."""
+        self._let_be(self._parameters[index], None)
+
+    def leave(self) -> None:
+        """Let each `p.grad` that is a view be a tensor of its own."""
+        for index in self.indices:
+            if self.holds(index):
+                parameter = self._parameters[index]
+                self._let_be(parameter, self._views[index].to(parameter.dtype, copy=True))
+
+    def keep_from_reuse(self) -> None:
+        """Keep the memory, once freed, from others until the current stream has read it."""
+        backend = backend_of(self.flat)
+        backend.record_stream(self.flat, backend.current_stream(self.flat.device))
+
+    @staticmethod
+    def _let_be(parameter: nn.Parameter, grad: Tensor | None) -> None:
+        """Set `p.grad`, also to a dtype that is not the parameter's."""
+        holder: Any = parameter  # `grad_dtype` is not in torch's stubs
+        parameter.grad = None
+        dtype = parameter.dtype if grad is None else grad.dtype
+        if holder.grad_dtype != dtype:
+            holder.grad_dtype = dtype
+        parameter.grad = grad
+
+
+def view_of(flat: Tensor, slot: Slot, parameter: Tensor) -> Tensor:
+    """A parameter's slot in a flat tensor: of its shape, and of its strides if it has no gaps."""
+    part = flat[slot.begin : slot.begin + slot.numel]
+    if Layout.of(parameter).is_dense:
+        return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+    return part.view(parameter.shape)

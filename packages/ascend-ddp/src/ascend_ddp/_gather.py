@@ -1,0 +1,275 @@
+"""The weights of a sharded model: flat buffers, and how they become whole after a step."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.utils.hooks import RemovableHandle
+
+from ascend_core.errors import CommunicationError, ConfigError
+from ascend_core.layout import Layout
+from ascend_ddp._bucket import view_of
+from ascend_ddp._parameters import Parameters
+from ascend_ddp._plan import BucketPlan
+from ascend_ddp._reducer import Reducer
+from ascend_ddp._travelling import travelling
+
+__all__ = ["ChunkWeights", "WeightBucket", "refuse_shared_memory"]
+
+
+class WeightBucket:
+    """The weights of one bucket, laid out as its gradients are.
+
+    Args:
+        plan: The slots.
+        parameters: All of the chunk's. Those of the bucket become views of `flat`: of their shape,
+            and of their strides where they have no gaps.
+        group: Of the ranks.
+        seconds: That a gather may take.
+        name: For errors.
+
+    Attributes:
+        flat: [plan.numel], of the parameters' dtype.
+        own: [plan.numel / ranks]: the part that this rank steps, a view.
+        gathers: How often it was gathered.
+        waits: How often something waited for it that was no hook of ours.
+    """
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        parameters: Parameters,
+        group: distributed.ProcessGroup | None,
+        seconds: float | None,
+        name: str,
+    ) -> None:
+        self.plan = plan
+        self._parameters = [parameters[slot.parameter] for slot in plan.slots]
+        first = self._parameters[0]
+        size = plan.numel // distributed.get_world_size(group)
+        rank = distributed.get_rank(group)
+        self.flat = torch.zeros(plan.numel, dtype=first.dtype, device=first.device)
+        self.own = self.flat[rank * size : (rank + 1) * size]
+        self.gathers = 0
+        self.waits = 0
+        self._group = group
+        self._seconds = seconds
+        self._name = name
+        self._work: distributed.Work | None = None
+        self._failure: str | None = None
+        self._kind = travelling(_found(self))
+        with torch.no_grad():
+            for slot, parameter in zip(plan.slots, self._parameters, strict=True):
+                view = view_of(self.flat, slot, parameter)
+                view.copy_(parameter.detach())
+                parameter.data = view
+
+    @property
+    def travels(self) -> bool:
+        """Whether the weights are on their way."""
+        return self._work is not None
+
+    def send(self) -> None:
+        """Start to give every rank what each has stepped."""
+        self.arrive()
+        torch.autograd.graph.increment_version(self._parameters)  # as a step in place does
+        self.gathers += 1
+        if not self.flat.numel():
+            return
+        self._work = distributed.all_gather_single(
+            self.flat, self.own, group=self._group, async_op=True
+        )
+        for parameter in self._parameters:
+            parameter.__class__ = self._kind
+
+    def arrive(self) -> None:
+        """Wait for the weights. On an accelerator the current stream waits, and the host goes on.
+
+        Raises:
+            CommunicationError: When a rank has ended, or does not come in time; every time again.
+        """
+        if self._work is None:
+            return
+        try:
+            if self._failure is None:
+                self._wait(self._work)
+        except RuntimeError as error:
+            self._failure = str(error)
+        if self._failure is not None:
+            rank = distributed.get_rank(self._group)
+            raise CommunicationError(
+                f"rank {rank} waited in vain for the weights of {self._name}.",
+                why=f"their gather ended with: {self._failure}",
+                instead="look at the other ranks: one has ended, or its step has failed. Begin "
+                "again from a checkpoint.",
+            )
+        self._work = None
+        for parameter in self._parameters:
+            parameter.__class__ = nn.Parameter
+
+    def check(self) -> None:
+        """Refuse to step weights that nobody uses any more.
+
+        Raises:
+            ConfigError: When a parameter was moved out of the buffer.
+        """
+        self.arrive()
+        first, size = self.flat.data_ptr(), self.flat.element_size()
+        for slot, parameter in zip(self.plan.slots, self._parameters, strict=True):
+            if slot.numel and parameter.data_ptr() != first + slot.begin * size:
+                raise ConfigError(
+                    f"weights of {self._name} were moved after the optimizer was sharded.",
+                    why="they lie in a flat buffer, which is what is stepped and gathered; "
+                    "model.to(), model.half() or p.data = ... gives a parameter other memory.",
+                    instead="convert the model before shard_optimizer(), or remove() the "
+                    "optimizer, convert, and shard again; write values with p.copy_().",
+                )
+
+    def read(self) -> None:
+        """Wait, because something reads a weight that no hook of ours has waited for."""
+        self.waits += 1
+        self.arrive()
+
+    def leave(self) -> None:
+        """Give each parameter memory of its own."""
+        self.arrive()
+        with torch.no_grad():
+            for parameter in self._parameters:
+                parameter.data = parameter.data.clone()
+
+    def _wait(self, work: distributed.Work) -> None:
+        if self._seconds is None:
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=self._seconds))
+
+
+def _found(bucket: WeightBucket) -> Callable[[], None]:
+    """A call that does not keep the bucket alive: a class is collected late."""
+    reference = weakref.ref(bucket)
+
+    def read() -> None:
+        found = reference()
+        assert found is not None, "the modules of the parameters hold it"
+        found.read()
+
+    return read
+
+
+class ChunkWeights:
+    """The weights of a model chunk, in buckets, and the hooks that wait for them.
+
+    Args:
+        reducer: Of the chunk.
+        seconds: That a gather may take.
+
+    Attributes:
+        buckets: As the reducer's.
+    """
+
+    def __init__(self, reducer: Reducer, seconds: float | None) -> None:
+        names, parameters = reducer.names, reducer.parameters
+        self.buckets = [
+            WeightBucket(
+                bucket.plan,
+                parameters,
+                reducer.group,
+                seconds,
+                f"bucket {number} ({names[bucket.indices[0]]} and {len(bucket.indices) - 1} more)",
+            )
+            for number, bucket in enumerate(reducer.buckets)
+        ]
+        place = {
+            id(parameters[i]): bucket
+            for bucket in self.buckets
+            for i in (slot.parameter for slot in bucket.plan.slots)
+        }
+        chunk = reducer.chunk()
+        self._hooks = list(_hooked(chunk.modules(), place)) if chunk is not None else []
+
+    def send(self, numbers: Iterable[int]) -> None:
+        """Start to gather buckets, in the order in which forward needs them."""
+        for number in sorted(numbers, reverse=True):
+            self.buckets[number].send()
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for bucket in self.buckets:
+            bucket.arrive()
+
+    def check(self) -> None:
+        """Refuse to step weights that nobody uses any more; waits for all."""
+        for bucket in self.buckets:
+            bucket.check()
+
+    def remove(self) -> None:
+        """Give each parameter memory of its own, and take the hooks away."""
+        for bucket in self.buckets:
+            bucket.leave()
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _hooked(
+    modules: Iterable[nn.Module], place: dict[int, WeightBucket]
+) -> Iterable[RemovableHandle]:
+    """Let the forward of each module wait for the buckets of its own parameters."""
+    for module in modules:
+        own = {
+            name: parameter
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if id(parameter) in place
+        }
+        if own:
+            buckets = list(dict.fromkeys(place[id(parameter)] for parameter in own.values()))
+            yield module.register_forward_pre_hook(_waiting(module, own, buckets), prepend=True)
+
+
+def _waiting(
+    module: nn.Module, own: Mapping[str, nn.Parameter], buckets: Sequence[WeightBucket]
+) -> Callable[[nn.Module, Any], None]:
+    """A hook that waits for buckets. A copy of the module shares it, and has other parameters."""
+    original = weakref.ref(module)
+
+    def wait(module: nn.Module, args: Any) -> None:
+        for bucket in buckets:
+            bucket.arrive()
+        if module is not original():
+            return
+        for name, parameter in own.items():
+            if module._parameters.get(name) is not parameter:
+                raise ConfigError(
+                    f"a {type(module).__name__} was given another parameter as its {name}.",
+                    why="the one that is reduced and stepped is used no more: it was set anew, "
+                    "as load_state_dict(assign=True) does.",
+                    instead="load with assign=False, or build the reduction and the optimizer "
+                    "behind it.",
+                )
+
+    return wait
+
+
+def refuse_shared_memory(names: Sequence[str], parameters: Iterable[Tensor]) -> None:
+    """Refuse parameters that lie in the same memory: in a flat buffer they would part.
+
+    Raises:
+        ConfigError: Naming two.
+    """
+    ranges = sorted(
+        (str(p.device), p.data_ptr(), Layout.of(p).nbytes, name)
+        for name, p in zip(names, parameters, strict=True)
+        if p.numel()
+    )
+    for one, other in itertools.pairwise(ranges):
+        if one[0] == other[0] and other[1] < one[1] + one[2]:
+            raise ConfigError(
+                f"{one[3]} and {other[3]} are two parameters in the same memory.",
+                why="weights are moved into flat buffers, where each would have its own.",
+                instead="tie them as one parameter: a.weight = b.weight.",
+            )

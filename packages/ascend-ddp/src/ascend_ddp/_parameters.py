@@ -1,0 +1,43 @@
+"""The parameters of a model chunk, which does not live longer for being in this list.
+
+[Note: who keeps whom]
+A hook of a parameter keeps the reducer, as long as the parameter lives, and so as long as the model
+does. Torch keeps the hooks of a tensor where Python's collector of cycles cannot look. So a reducer
+that kept its parameters would never be freed, nor would they.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+__all__ = ["Parameters"]
+
+
+class Parameters:
+    """Parameters by number, weakly. One that has died is empty, and requires no gradient.
+
+    Args:
+        named: Them, by name.
+
+    Attributes:
+        names: Of all.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        self.names = list(named)
+        self._all = [weakref.ref(parameter) for parameter in named.values()]
+        self._none = nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: int) -> nn.Parameter:
+        parameter = self._all[index]()
+        return self._none if parameter is None else parameter
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return (self[index] for index in range(len(self)))

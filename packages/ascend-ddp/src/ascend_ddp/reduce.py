@@ -1,0 +1,235 @@
+"""The verb and its handle: gradients are averaged over ranks while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from ascend_core.errors import ConfigError, UnavailableError
+from ascend_core.feature import chosen_config
+from ascend_ddp._reducer import Reducer
+from ascend_ddp._steps import BeforeStep
+from ascend_ddp.config import DDPConfig
+
+__all__ = ["GradientReduction", "reduce_gradients"]
+
+
+class GradientReduction:
+    """The handle of `reduce_gradients`.
+
+    Args:
+        chunks: One reducer for each model chunk.
+        config: The options.
+    """
+
+    def __init__(self, chunks: Sequence[Reducer], config: DDPConfig) -> None:
+        self.config = config
+        self._chunks = tuple(chunks)
+        self._before_step = BeforeStep(chunks)
+
+    @property
+    def reducers(self) -> Sequence[Reducer]:
+        """One for each model chunk; none when the feature was removed."""
+        return self._chunks
+
+    @contextmanager
+    def no_sync(self, chunk: int | None = None) -> Iterator[None]:
+        """Accumulate gradients in the backwards that run in this context, and send nothing.
+
+        What counts is where *backward* runs: a forward may be inside or outside.
+
+        Args:
+            chunk: The number of a model chunk, to leave the others as they are.
+
+        Raises:
+            ConfigError: When there is no such chunk.
+        """
+        with ExitStack() as stack:
+            for reducer in self._chosen(chunk):
+                stack.enter_context(reducer.no_sync())
+            yield
+
+    def set_is_last_microbatch(self, is_last: bool, chunk: int | None = None) -> None:
+        """Say whether the backwards from now on send gradients: True, to begin with.
+
+        Args:
+            is_last: Whether they do.
+            chunk: The number of a model chunk, to leave the others as they are.
+
+        Raises:
+            ConfigError: When there is no such chunk.
+        """
+        for reducer in self._chosen(chunk):
+            reducer.is_last_microbatch = is_last
+
+    def wait(self) -> None:
+        """Send what a backward left unsent, and wait for what travels: gradients are whole then.
+
+        It is done at the end of a backward, and before the step of an optimizer that has one of the
+        parameters. On an accelerator the current stream waits, and the host goes on.
+
+        Raises:
+            CommunicationError: When a rank has ended, or does not come in time.
+        """
+        for reducer in self._chunks:
+            reducer.wait()
+
+    def report(self) -> dict[str, Any]:
+        """What the feature did.
+
+        Returns:
+            `buckets`: their number. `bucket_bytes`: of all of them. `largest_bucket_bytes`.
+            `parameters`: how many take part. `collectives`: how many buckets were sent so far.
+            `backwards`: in how many backwards. `sent_early`: of the buckets of the last backward
+            that sent, the share that left before its last gradient was there, from 0 to 1.
+        """
+        buckets = [bucket for reducer in self._chunks for bucket in reducer.buckets]
+        sizes = [bucket.flat.nbytes for bucket in buckets]
+        events = [event for reducer in self._chunks for event in reducer.last.events]
+        kinds = [kind for kind, _ in events]
+        last = max((i for i, kind in enumerate(kinds) if kind == "gradient"), default=0)
+        launches = kinds.count("launch")
+        return {
+            "buckets": len(buckets),
+            "bucket_bytes": sum(sizes),
+            "largest_bucket_bytes": max(sizes, default=0),
+            "parameters": sum(len(bucket.indices) for bucket in buckets),
+            "collectives": sum(reducer.collectives for reducer in self._chunks),
+            "backwards": sum(reducer.rounds for reducer in self._chunks),
+            "sent_early": kinds[:last].count("launch") / launches if launches else 0.0,
+        }
+
+    def events(self, chunk: int = 0) -> list[tuple[str, int]]:
+        """What happened in the last backward that sent, in order.
+
+        Returns:
+            `("gradient", i)`: that of parameter `i` (in the order of `model.parameters()`) was
+            accumulated. `("launch", n)`: bucket `n` was sent.
+        """
+        return list(self._chosen(chunk)[0].last.events)
+
+    def remove(self) -> None:
+        """Leave gradients where they are found. A second call does nothing."""
+        self._before_step.remove()
+        for reducer in self._chunks:
+            reducer.remove()
+        self._chunks = ()
+
+    def _chosen(self, chunk: int | None) -> Sequence[Reducer]:
+        if chunk is None:
+            return self._chunks
+        if not 0 <= chunk < len(self._chunks):
+            raise ConfigError(
+                f"there is no model chunk {chunk}.",
+                why=f"reduce_gradients was given {len(self._chunks)}, counted from 0.",
+                instead="name one of those, or leave the number out for all.",
+            )
+        return self._chunks[chunk : chunk + 1]
+
+
+def reduce_gradients(
+    model: nn.Module | Sequence[nn.Module],
+    config: DDPConfig | None = None,
+    *,
+    group: distributed.ProcessGroup | None = None,
+) -> GradientReduction:
+    """Average the gradients of data-parallel ranks, bucket by bucket, while backward runs.
+
+    After a backward each `p.grad` is the average over the ranks, a view of a flat bucket; that of a
+    parameter that no rank used is None. Nothing wraps the model: call it as ever. The feature stays
+    on until `remove()` is called or the model dies, also where the handle is not kept.
+
+    Args:
+        model: The model, or the list of model chunks of a pipeline stage. The same on all ranks.
+        config: The options; the defaults when left out.
+        group: Of the ranks that hold the same parameters; all when left out.
+
+    Returns:
+        A handle: `no_sync()` for gradient accumulation, `wait()`, `report()`, and `remove()`.
+
+    Raises:
+        ConfigError: When there is no parameter, one is a DTensor or reduced already, chunks share
+            one, this rank is not in the group, or ranks differ.
+        UnavailableError: When `torch.distributed` is not initialised.
+
+    Example:
+        >>> reduction = reduce_gradients(model)
+        >>> loss = model(batch); loss.backward(); optimizer.step()
+    """
+    config = chosen_config("reduce_gradients", DDPConfig, config)
+    chunks = [model] if isinstance(model, nn.Module) else list(model)
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise UnavailableError(
+            "reduce_gradients needs a process group.",
+            why="torch.distributed is not initialised.",
+            instead="call torch.distributed.init_process_group() first.",
+        )
+    _check_parameters(chunks, config)
+    reducers = [
+        Reducer(chunk, config, group) for chunk in chunks
+    ]  # compares ranks, and comes first
+    if config.sync_parameters:
+        for chunk in chunks:
+            _copy_from_first(chunk, group)
+    return GradientReduction(reducers, config)
+
+
+def _check_parameters(chunks: Sequence[nn.Module], config: DDPConfig) -> None:
+    """Refuse what cannot be reduced."""
+    seen: set[int] = set()
+    empty = not chunks
+    for chunk in chunks:
+        parameters = dict(chunk.named_parameters())
+        for name, parameter in parameters.items():
+            if id(parameter) in seen:
+                raise ConfigError(
+                    f"{name} is in two of the model chunks.",
+                    why="each chunk sends its gradients by itself, and this one would be sent "
+                    "before the other chunk has added to it.",
+                    instead="give the chunks as one nn.ModuleList.",
+                )
+            _check(name, parameter, config)
+        seen.update(map(id, parameters.values()))
+        empty = empty or not parameters
+    if empty:
+        raise ConfigError(
+            "reduce_gradients was given a model without parameters.",
+            instead="pass the model that is trained.",
+        )
+
+
+def _check(name: str, parameter: nn.Parameter, config: DDPConfig) -> None:
+    if hasattr(parameter, "placements"):
+        raise ConfigError(
+            f"{name} is a DTensor.",
+            why="what shards it (fully_shard, tensor parallelism by DTensor) reduces its gradient.",
+            instead="leave the reduction to that, or build the model of plain tensors.",
+        )
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    if any(getattr(hook, "reduces", False) for hook in hooks.values()):
+        raise ConfigError(
+            f"the gradient of {name} is reduced already.",
+            why="another handle of reduce_gradients watches it.",
+            instead="turn the feature on once, for the outermost module, or call remove() first.",
+        )
+    if parameter.is_complex() and config.reduce_dtype is not None:
+        raise ConfigError(
+            f"{name} is complex, and reduce_dtype is {config.reduce_dtype!r}.",
+            why="that has no imaginary part.",
+            instead="leave reduce_dtype out: gradients are added up in their own dtype then.",
+        )
+
+
+@torch.no_grad()
+def _copy_from_first(chunk: nn.Module, group: distributed.ProcessGroup | None) -> None:
+    """Give parameters and buffers the values of the first rank."""
+    source = distributed.get_global_rank(group, 0) if group is not None else 0
+    for tensor in (*chunk.parameters(), *chunk.buffers()):
+        sent = tensor.detach().contiguous()
+        distributed.broadcast(sent, source, group=group)
+        if sent.data_ptr() != tensor.data_ptr():
+            tensor.copy_(sent)

@@ -1,0 +1,196 @@
+"""What the ranks of test_reduce_npu.py do on a simulated NPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+import ascend_sim
+from ascend_ddp import DDPConfig, reduce_gradients
+from ascend_ddp._ranks import Ranks
+from ascend_ddp._reducer import Reducer
+from ascend_ddp._tally import Tally, TallyResult
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cases
+import cases_of_use  # noqa: F401  registers more
+
+LARGE = 96
+LAYER = 4 * LARGE * LARGE + 4 * LARGE  # bytes of a layer's gradients
+# In which the layers are used, step by step. Backward goes the other way round.
+SAME = ((0, 1, 2, 3),) * 3
+CHANGING = ((0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 3, 1), (0, 2, 3, 1))
+
+Orders = Sequence[Sequence[int]]
+
+
+def all_cases(rank: int, world: int) -> dict[str, str]:
+    """The tracebacks of the cases that failed."""
+    return cases.run_cases(rank, "npu")
+
+
+class Branches(nn.Module):
+    """Layers side by side, each on a stream of its own."""
+
+    def __init__(self, *, on_streams: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(LARGE, LARGE) for _ in range(4))
+        self.to("npu")
+        own = torch.npu.current_stream()
+        self.streams = [torch.npu.Stream() if on_streams else own for _ in self.layers]
+        self.order: Sequence[int] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        main = torch.npu.current_stream()
+        outputs = []
+        for index in self.order:
+            self.streams[index].wait_stream(main)
+            with torch.npu.stream(self.streams[index]):
+                outputs.append(self.layers[index](x).square().sum())
+            outputs[-1].record_stream(main)
+        for stream in self.streams:
+            main.wait_stream(stream)
+        return torch.stack(outputs).sum()
+
+
+def inputs(rank: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randn(LARGE, LARGE, generator=generator).npu()
+
+
+def on_streams(orders: Orders) -> list[Tensor]:
+    """The gradients of some steps, two layers to a bucket."""
+    rank, found = distributed.get_rank(), []
+    model = Branches(on_streams=True)
+    reduce_gradients(model, DDPConfig(bucket_bytes=2 * LAYER))
+    for step, order in enumerate(orders):
+        model.order = order
+        x = inputs(rank, step)
+        model.zero_grad()
+        model(x).backward()
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [one.cpu() for one in found]
+
+
+def expected(orders: Orders) -> list[Tensor]:
+    """The same, of plain autograd on one stream."""
+    model, found = Branches(on_streams=False), list[Tensor | None]()
+    for step, order in enumerate(orders):
+        model.order = order
+
+        def loss(rank: int, step: int = step) -> Tensor:
+            return model(inputs(rank, step))
+
+        found += cases.averages(model, loss, 2)
+    return [one.cpu() for one in found if one is not None]
+
+
+def nothing(*args: Any) -> None:
+    pass
+
+
+def wait_for_the_latest(self: Any, running: Any, number: int) -> None:
+    """`Reducer._wait_for_fillers`, of those alone that have filled since the last bucket left."""
+    current = torch.npu.current_stream()
+    for streams in running.filled_on.values():
+        for stream in streams.values():
+            if stream != current:
+                current.wait_stream(stream)
+        streams.clear()
+
+
+def order_nobody(self: Any) -> None:
+    """`Reducer._order_fillers`, which lets nobody wait."""
+    self._planned_on = {device: torch.npu.current_stream() for device in self._places}
+
+
+def wait_for_no_gradients(self: Ranks, work: Any, what: str, names: str) -> None:
+    """`Ranks.wait`, for plans alone."""
+    if "bucket" not in what and "tally" not in what:
+        real_wait(self, work, what, names)
+
+
+real_wait = Ranks.wait
+
+# What is taken away: whose method does without, and where it shows.
+AWAY: dict[str, tuple[type, str, Callable[..., Any], Orders]] = {
+    "a bucket waits for the streams that fill it": (Reducer, "_wait_for_fillers", nothing, SAME),
+    "for all of them": (Reducer, "_wait_for_fillers", wait_for_the_latest, CHANGING),
+    "streams wait for a new plan": (Reducer, "_order_fillers", order_nobody, CHANGING),
+    "gradients wait for their bucket": (Ranks, "wait", wait_for_no_gradients, SAME),
+}
+
+
+def waits(rank: int, world: int) -> dict[str, bool]:
+    """Whether gradients are right, with all waits and without each; and without a race."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    found = {}
+    wanted = {orders: expected(orders) for orders in (SAME, CHANGING)}
+    simulator.races()
+    for name, orders in (("the same order", SAME), ("a changing order", CHANGING)):
+        found[name] = same(on_streams(orders), wanted[orders]) and not simulator.races()
+    for name, (kind, method, mutant, orders) in AWAY.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kind, method, mutant)
+            found[name] = same(on_streams(orders), wanted[orders])
+        distributed.barrier()
+    return found
+
+
+def same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+class Reached:
+    """An event that has been reached, whatever it stands for."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+def told(rank: int, world: int) -> list[bool]:
+    """Whether the tally is right; then, where the host does not wait, or the stream does not."""
+    return [tally(rank), tally(rank, host=False), tally(rank, stream=False)]
+
+
+def tally(rank: int, *, host: bool = True, stream: bool = True) -> bool:
+    used, arrivals, device = [rank == 0, True], [rank, 3 - rank], torch.device("npu", rank)
+    one = Tally(used, arrivals, rank == 0, False, device, Ranks(None, None))
+    assert one.work is not None
+    if stream:
+        one.work.wait()
+    one.arrived()
+    if not host:
+        one._event = Reached()
+    right = one.result() == TallyResult([True, True], [0, 3], True, False)
+    torch.npu.synchronize()
+    distributed.barrier()
+    return right
+
+
+def synchronisations(rank: int, world: int) -> list[int]:
+    """How often the host waits for the device: in a step, and in its backward."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    with torch.device("npu"):
+        model = cases.stack()
+        reduce_gradients(model, cases.SMALL)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = [cases.batch(rank, step) for step in range(4)]
+        for step in range(4):
+            before = simulator.counters().synchronisations
+            loss = cases.loss_of(model, x[step])
+            between = simulator.counters().synchronisations
+            loss.backward()
+            behind = simulator.counters().synchronisations
+            optimizer.step()
+            optimizer.zero_grad()
+    return [simulator.counters().synchronisations - before, behind - between]
