@@ -82,3 +82,14 @@ def test_saves_its_inputs_alone() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         ascend_ops.rms_norm(x, weight)
     assert [t.data_ptr() for t in saved] == [x.data_ptr(), weight.data_ptr()]
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (2, 0, 4), (0,)])
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+def test_nothing_has_a_gradient(backend: str, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    weight = torch.randn(shape[-1], requires_grad=True)
+    y = ascend_ops.rms_norm(x, weight, backend=backend)
+    of_x, of_weight = torch.autograd.grad(y.sum(), (x, weight))
+    assert of_x.shape == x.shape
+    assert torch.equal(of_weight, torch.zeros(shape[-1]))

@@ -163,7 +163,7 @@ class _Part:
         """
         reach = self._reach(lse)
         first = self.call.kv_start - self.call.q_start - self.q.shape[2] + 1
-        distance = torch.arange(first, first + self.bias.shape[-1]).abs_()
+        distance = torch.arange(first, first + self.bias.shape[-1], device="cpu").abs_()
         farthest = reach[..., self.rows].amax(-1, keepdim=True)
         self.bias.masked_fill_(distance > farthest, -math.inf)
         reach = reach.flatten(0, 1).amax(0)
@@ -173,7 +173,7 @@ class _Part:
 
     def _keys(self, rows: slice, reach: Tensor) -> slice:
         ahead = self.call.q_start - self.call.kv_start
-        i = torch.arange(rows.start + ahead, rows.stop + ahead)
+        i = torch.arange(rows.start + ahead, rows.stop + ahead, device="cpu")
         low, high = self.call.keys_of(rows.start, rows.stop)
         low, high = max(low, self.counting.start), min(high, self.counting.stop)
         nearest, farthest = (i - reach).min(), (i + reach).max()
@@ -190,7 +190,8 @@ class _Part:
         spare = _bits(self.q.dtype) * math.log(2) + self.bound
         slopes = self.slopes.to(_EXACT)[..., None]
         if lse is None:
-            i = torch.arange(self.q.shape[2]) + (self.call.q_start - self.call.kv_start)
+            first = self.call.q_start - self.call.kv_start
+            i = torch.arange(first, first + self.q.shape[2], device="cpu")
             nearest = (i - i.clamp(self.counting.start, self.counting.stop - 1)).abs()
             found = nearest + (spare + self.bound) / slopes
         else:
@@ -253,7 +254,7 @@ def _parts(call: AlibiCall) -> Iterator[_Part]:
 
 def _bias(call: AlibiCall, slopes: Tensor) -> Tensor:
     first = call.kv_start - call.q_start - call.q.shape[2] + 1
-    ahead = torch.arange(first, first + call.q.shape[2] + call.k.shape[2] - 1)
+    ahead = torch.arange(first, first + call.q.shape[2] + call.k.shape[2] - 1, device="cpu")
     dtype = _wide(call.q.dtype)
     bias = slopes.to(dtype)[..., None] * ahead.abs().neg_().to(dtype)
     if call.causal:

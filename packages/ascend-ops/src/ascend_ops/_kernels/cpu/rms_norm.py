@@ -79,12 +79,13 @@ class CpuRmsNorm:
         if weight is not None and weight_grad:
             rows = x.shape[:-1].numel()
             chunks = min(_CHUNKS, max(1, rows // _FEWEST_ROWS))
-            of_scale = torch.empty(chunks, 2, x.shape[-1])
+            of_scale = x.new_empty((chunks, 2, x.shape[-1]), dtype=torch.float32)
         self._run(x_grad, grad, x, _scale(x, weight, unit_offset), of_scale, eps)
         if weight is None or of_scale is None:
             return x_grad, None
-        first = of_scale[0, 0] if x.numel() else torch.zeros(x.shape[-1])
-        return x_grad, first.to(weight.dtype, copy=True)
+        if not x.numel():
+            return x_grad, torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        return x_grad, of_scale[0, 0].to(weight.dtype, copy=True)
 
     def _run(
         self,
@@ -118,7 +119,7 @@ class CpuRmsNorm:
 def _scale(x: Tensor, weight: Tensor | None, unit_offset: bool) -> Tensor:
     """What each column is multiplied with, in FP32."""
     if weight is None:
-        return torch.ones(x.shape[-1])
+        return x.new_ones(x.shape[-1], dtype=torch.float32)
     wide = weight.to(torch.float32)
     return (wide + 1 if unit_offset else wide).contiguous()
 

@@ -129,7 +129,7 @@ class CpuSwiglu:
             grad_stride,
             out_stride,
             # as torch compares and clamps: with the limit in the tensors' dtype
-            math.inf if limit is None else torch.tensor(limit, dtype=dtype).item(),
+            math.inf if limit is None else gate.new_tensor(limit).item(),
             DTYPES[dtype],
             torch.get_num_threads(),
         )
@@ -169,7 +169,7 @@ def load() -> CpuSwiglu:
 
 def _equals_torch(kernel: CpuSwiglu, dtype: torch.dtype) -> bool:
     """Compare what both compute from all 65536 gates."""
-    patterns = torch.arange(1 << 16)
+    patterns = torch.arange(1 << 16, device="cpu")
     # odd multiples are the patterns in another order
     gate, up, grad = ((patterns * odd).to(torch.int16).view(dtype) for odd in (1, 0x9E37, 0x85EB))
     computed = []

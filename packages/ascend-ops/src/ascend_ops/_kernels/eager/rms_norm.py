@@ -44,8 +44,8 @@ class EagerRmsNorm:
         x_grad = ((of_normed - normed * along) * rstd).to(x.dtype).contiguous()
         if weight is None or not weight_grad:
             return x_grad, None
-        rows = (wide_grad * normed).reshape(-1, x.shape[-1])
-        return x_grad, rows.sum(0).to(weight.dtype)
+        summed = (wide_grad * normed).sum_to_size(weight.shape)
+        return x_grad, summed.to(weight.dtype)
 
 
 def load() -> EagerRmsNorm:
