@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ascend_ops import FusedOpsConfig, apply_fused_ops
@@ -396,6 +397,17 @@ def test_transforms_of_torch_func_work() -> None:
     torch.testing.assert_close(
         jacobian, torch.autograd.functional.jacobian(lambda x: module(x).sum(), x)
     )
+
+
+@pytest.mark.filterwarnings(r"ignore:`torch.jit.script\w*` is deprecated")  # torch's own import
+def test_forward_mode_works() -> None:
+    module = nn.Sequential(LlamaRMSNorm(), LlamaMLP())
+    x, tangent = torch.randn(2, 3, WIDTH).unbind()
+    expected = torch.autograd.functional.jvp(module, x, tangent)[1]
+    apply_fused_ops(module)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(module(forward_ad.make_dual(x, tangent))).tangent
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("operators", [("swiglu",), ("rms_norm",)])

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ascend_core.scope import Compute
+from ascend_ops._checks import has_tangent
 
 __all__ = ["Fusion", "is_plain"]
 
@@ -33,12 +34,13 @@ class Fusion:
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether the operators can be given these tensors: nothing wraps them.
 
-    Others (a DTensor, what a transform of `torch.func` made) have rules for torch's operators
-    alone.
+    Others (a DTensor, what a transform of `torch.func` or forward-mode AD made) have rules for
+    torch's operators alone.
     """
     if torch.compiler.is_compiling():
         return True
     return not (
         torch._C._are_functorch_transforms_active()
         or any(map(is_traceable_wrapper_subclass, tensors))
+        or any(tensor is not None and has_tangent(tensor) for tensor in tensors)
     )

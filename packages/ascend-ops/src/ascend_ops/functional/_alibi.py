@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ascend_core.errors import ConfigError
-from ascend_ops._checks import check_dtype, check_same
+from ascend_ops._checks import check_derivative, check_dtype, check_same
 from ascend_ops._operators import alibi_attention as operator
 
 __all__ = ["alibi_attention", "alibi_slopes", "call_of_alibi_attention"]
@@ -183,6 +183,7 @@ def call_of_alibi_attention(
     check_dtype(_NAME, q=q, k=k, v=v)
     check_same(_NAME, "dtype", q=q, k=k, v=v)
     check_same(_NAME, "device", q=q, k=k, v=v, slopes=slopes, mask=mask)
+    check_derivative(_NAME, "slopes", slopes)
     _check_heads(q, k, v)
     _check_slopes(slopes, q)
     _check_mask(mask, k)
