@@ -339,3 +339,18 @@ def test_eight_thousand_tokens_of_training(heads: int) -> None:
     grads = torch.autograd.grad(out, given, grad)
     for found, right in zip((out, *grads), (expected, *expected_grads), strict=True):
         torch.testing.assert_close(found.double(), right, rtol=0, atol=1e-5)
+
+
+def test_gradient_of_slopes_is_of_weights_not_of_the_rounded_result() -> None:
+    """What BF16 takes from the result is small, and a distance of 1000 would make it large."""
+    q, k, v, grad = torch.randn(4, 1, 4, 32, 16, dtype=torch.bfloat16).unbind()
+    found = []
+    for compute, dtype in (
+        (ascend_ops.alibi_attention, torch.bfloat16),
+        (reference.alibi_attention, torch.float64),
+    ):
+        slopes = ascend_ops.alibi_slopes(4).requires_grad_()
+        wide = slopes.double() if dtype == torch.float64 else slopes
+        out = compute(q.to(dtype), k.to(dtype), v.to(dtype), wide, causal=False, q_start=1000)
+        found.append(torch.autograd.grad(out, slopes, grad.to(dtype))[0])
+    torch.testing.assert_close(*found, rtol=2e-3, atol=2e-2)

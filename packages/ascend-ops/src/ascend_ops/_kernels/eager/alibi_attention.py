@@ -70,6 +70,9 @@ class EagerAlibi:
                 seen = block.keys
                 values_grad[:, :, seen] += weights.flatten(2, 3).transpose(-1, -2) @ arrived
                 slope = (arrived @ values[:, :, seen].transpose(-1, -2)).view(weights.shape)
+                if slopes_grad:  # distances would magnify what rounding `out` and `lse` took
+                    total = weights.sum(-1, keepdim=True)
+                    own = (slope * weights).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
                 slope = slope.sub_(own).mul_(weights)
                 flat = slope.flatten(2, 3)
                 found = (flat @ keys[:, :, seen]).mul_(call.scale)
