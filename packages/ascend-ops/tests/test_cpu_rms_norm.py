@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -152,6 +153,11 @@ def test_what_is_no_number_stays_so(value: float) -> None:
     y = ascend_ops.rms_norm(x, backend="cpu")
     expected = reference.rms_norm(x)
     torch.testing.assert_close(y, expected, equal_nan=True)
+    grads = []
+    for function in (functools.partial(ascend_ops.rms_norm, backend="cpu"), reference.rms_norm):
+        leaf = x.clone().requires_grad_()
+        grads += torch.autograd.grad(function(leaf), leaf, torch.ones(3, 64))
+    torch.testing.assert_close(*grads, equal_nan=True)
     odd = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
     assert ascend_ops.rms_norm(torch.ones(1, 1).bfloat16(), odd, backend="cpu").isnan().all()
 

@@ -120,6 +120,13 @@ def test_positions_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
         RotaryEmbedding(16).angles(torch.zeros(3, dtype=dtype))
 
 
+@pytest.mark.parametrize("shape", [(), (1, 1, 5)])
+def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ConfigError, match="positions are of shape"):
+        RotaryEmbedding(8)(q, q, torch.zeros(shape, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [

@@ -1,12 +1,17 @@
 """SwiGLU on every backend that this machine has."""
 
+import contextlib
 import math
+import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 import ascend_ops
+from ascend_core.errors import UnavailableError
 from ascend_ops import reference
 
 
@@ -45,6 +50,56 @@ def test_clamped_gradients_are_as_torchs_clamp_has_them(backend: str) -> None:
     torch.testing.assert_close(ours, plain, equal_nan=True)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+def test_bias_of_a_single_row(backend: str) -> None:
+    x, bias = torch.randn(2, 8).unbind()
+    given = x.requires_grad_(), bias.requires_grad_()
+    expected = torch.autograd.grad(reference.swiglu(x, bias=bias).sum(), given)
+    y = ascend_ops.swiglu(x, bias=bias, backend=backend)
+    for one, other in zip(torch.autograd.grad(y.sum(), given), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+def test_a_limit_that_no_number_exceeds_is_none(backend: str) -> None:
+    gate, up = torch.randn(2, 3, 8, dtype=torch.float16).unbind()
+    plain = ascend_ops.swiglu_pair(gate, up, backend=backend)
+    assert torch.equal(ascend_ops.swiglu_pair(gate, up, limit=1e5, backend=backend), plain)
+    x = torch.cat((gate, up), -1)
+    assert torch.equal(ascend_ops.swiglu(x, limit=1e5, backend=backend), plain)
+
+
+@pytest.mark.parametrize(
+    ("ours", "formula"),
+    [
+        (ascend_ops.swiglu, reference.swiglu),
+        (lambda x: ascend_ops.swiglu_pair(x, x), lambda x: reference.swiglu_pair(x, x)),
+        (ascend_ops.rms_norm, reference.rms_norm),
+    ],
+)
+def test_a_third_derivative_is_right(
+    ours: Callable[[Tensor], Tensor], formula: Callable[[Tensor], Tensor]
+) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def third(function: Callable[[Tensor], Tensor]) -> Tensor:
+        y = function(x).sin().sum()
+        for _ in range(2):  # `x ** 3` keeps the graph alive, as other operators of a model do
+            y = torch.autograd.grad(y + x.pow(3).sum(), x, create_graph=True)[0].square().sum()
+        return torch.autograd.grad(y, x)[0]
+
+    torch.testing.assert_close(third(ours), third(formula))
+
+
+def test_a_refused_call_keeps_no_tensor() -> None:
+    x = torch.randn(3, 8)
+    kept = weakref.ref(x)
+    with contextlib.suppress(UnavailableError):
+        ascend_ops.swiglu(x, backend="npu")
+    del x
+    assert kept() is None
 
 
 def test_opcheck() -> None:

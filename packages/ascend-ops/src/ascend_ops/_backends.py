@@ -9,6 +9,7 @@ FP64 is for checking gradients.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -77,7 +78,8 @@ def _named(operator: str, backend: str, call: Sequence[Any]) -> Any:
         )
     kernel = _load(operator, backend)
     if isinstance(kernel, UnavailableError):
-        raise kernel
+        # One that is kept would keep the tensors of the call that it ended, by its traceback.
+        raise copy.copy(kernel)
     if reason := kernel.refusal(*call):
         raise ConfigError(
             f"{operator} cannot be computed by the backend {backend!r}.",
@@ -102,7 +104,7 @@ def _load(operator: str, backend: str) -> Any:
     try:
         return importlib.import_module(_module(operator, backend)).load()
     except UnavailableError as error:
-        return error
+        return copy.copy(error)  # without its traceback and cause: see `_named`
 
 
 @functools.cache

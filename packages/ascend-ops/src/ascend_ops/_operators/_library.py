@@ -58,11 +58,13 @@ def differentiated_again(
         grads_of_grads: What arrives at the gradient's results, one for each of `tensors`.
 
     Returns:
-        The gradients of `grad` and of each of `tensors`; None where there is none.
+        The gradients of `grad` and of each of `tensors`; None where there is none. Where autograd
+        records (`create_graph`), they can be differentiated in turn.
     """
+    thrice = torch.is_grad_enabled()  # what is returned is to be differentiated as well
     with torch.enable_grad():
-        leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-        grad_leaf = grad.detach().requires_grad_()
+        leaves = [None if t is None else _leaf(t, thrice) for t in tensors]
+        grad_leaf = _leaf(grad, thrice)
         inputs = [leaf for leaf in leaves if leaf is not None]
         first = torch.autograd.grad(formula(*leaves), inputs, grad_leaf, create_graph=True)
         arriving = [
@@ -70,6 +72,15 @@ def differentiated_again(
         ]
         pairs = [(one, g) for one, g in zip(first, arriving, strict=True) if g is not None]
         outputs, weights = [p[0] for p in pairs], [p[1] for p in pairs]
-        second = torch.autograd.grad(outputs, [grad_leaf, *inputs], weights, allow_unused=True)
+        second = torch.autograd.grad(
+            outputs, [grad_leaf, *inputs], weights, create_graph=thrice, allow_unused=True
+        )
     of_inputs = iter(second[1:])
     return second[0], *(None if leaf is None else next(of_inputs) for leaf in leaves)
+
+
+def _leaf(tensor: Tensor, attached: bool) -> Tensor:
+    """The same numbers, to differentiate by; `attached`, they stay part of the graph."""
+    if attached and tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()

@@ -83,7 +83,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x_grad = _swiglu_backward(grad, x, ctx.dim, bias, ctx.limit, ctx.backend)
     bias_grad = None
     if ctx.needs_input_grad[2]:
-        bias_grad = x_grad.sum([d for d in range(x.dim()) if d != ctx.dim % x.dim()])
+        others = [d for d in range(x.dim()) if d != ctx.dim % x.dim()]
+        bias_grad = x_grad.sum(others) if others else x_grad  # sum([]) would be that of all
         bias_grad = bias_grad.to(bias.dtype)
     return x_grad, None, bias_grad, None, None
 

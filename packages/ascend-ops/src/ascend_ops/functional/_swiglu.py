@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ascend_core.errors import ConfigError
@@ -33,7 +34,8 @@ def swiglu(
         dim: The dimension that holds gate and up, gate first.
         bias: Of shape [2 N], added to `x` along `dim` first and rounded to x's dtype.
         limit: Clamps gate to at most `limit`, and up to between `-limit` and `limit`, after the
-            bias. Where they are beyond, their gradient is zero.
+            bias. Where they are beyond, their gradient is zero. One that no finite number of x's
+            dtype exceeds is as none.
         backend: `"eager"`, `"cpu"`, `"triton"` or `"npu"`; the best for this call when left out.
 
     Returns:
@@ -47,7 +49,7 @@ def swiglu(
     Example:
         >>> y = down(ascend_ops.swiglu(gate_and_up(x)))
     """
-    call_of_swiglu(x, dim, bias=bias, limit=limit)
+    *_, limit = call_of_swiglu(x, dim, bias=bias, limit=limit)
     result: Tensor = operator.swiglu(x, dim, bias, limit, backend)
     return result
 
@@ -70,7 +72,7 @@ def swiglu_pair(
         ConfigError: When shape, dtype or device differ, or `backend` refuses the call.
         UnavailableError: When `backend` cannot be used on this machine.
     """
-    call_of_swiglu_pair(gate, up, limit=limit)
+    *_, limit = call_of_swiglu_pair(gate, up, limit=limit)
     result: Tensor = operator.swiglu_pair(gate, up, limit, backend)
     return result
 
@@ -100,8 +102,7 @@ def call_of_swiglu(
                 why="it is added to x along the dimension that holds gate and up.",
                 instead=f"give it the shape [{x.shape[dim]}].",
             )
-    _check_limit("swiglu", limit)
-    return x, (x,), dim, bias, limit
+    return x, (x,), dim, bias, _checked_limit("swiglu", limit, x.dtype)
 
 
 def call_of_swiglu_pair(gate: Tensor, up: Tensor, *, limit: float | None = None) -> tuple[Any, ...]:
@@ -109,14 +110,16 @@ def call_of_swiglu_pair(gate: Tensor, up: Tensor, *, limit: float | None = None)
     check_dtype("swiglu_pair", gate=gate, up=up)
     for what in ("shape", "dtype", "device"):
         check_same("swiglu_pair", what, gate=gate, up=up)
-    _check_limit("swiglu_pair", limit)
+    limit = _checked_limit("swiglu_pair", limit, gate.dtype)
     return gate, (gate, up), -1, None, limit
 
 
-def _check_limit(function: str, limit: float | None) -> None:
+def _checked_limit(function: str, limit: float | None, dtype: torch.dtype) -> float | None:
+    """The limit; None, as it changes nothing, where no number of this dtype is above it."""
     if limit is not None and not limit > 0:
         raise ConfigError(
             f"{function}: limit is {limit}.",
             why="gate is clamped to at most it, and up to between minus it and it.",
             instead="use a number above 0, or leave it out.",
         )
+    return None if limit is None or limit > torch.finfo(dtype).max else limit

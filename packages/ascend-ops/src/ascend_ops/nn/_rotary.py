@@ -91,6 +91,13 @@ class RotaryEmbedding(nn.Module):
             ConfigError: When positions are no integers or do not fit, or `backend` refuses.
             UnavailableError: When `backend` cannot be used on this machine.
         """
+        if positions.dim() not in (1, 2):
+            raise ConfigError(
+                f"RotaryEmbedding: positions are of shape {list(positions.shape)}.",
+                why="there is one for each token of q and k.",
+                instead="pass them as [S] or [B, S], one position as [1]; for other layouts call "
+                "ascend_ops.rotary with what angles() returns.",
+            )
         cos, sin = (part.unsqueeze(self.heads_dim) for part in self.angles(positions))
         options = {"interleaved": self.interleaved, "backend": self.backend}
         return rotary(q, cos, sin, **options), rotary(k, cos, sin, **options)  # type: ignore[arg-type]

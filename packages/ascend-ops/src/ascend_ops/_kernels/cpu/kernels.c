@@ -337,6 +337,16 @@ INLINE Sums row_sums(
     return sums;
 }
 
+/* The sum of products where rstd is 0, as squares overflow: 0, but NaN where x is infinite itself. */
+INLINE double sum_beyond(
+    const void *x, const void *grad, const float *scale, int64_t columns, int dtype
+) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < columns; i++)
+        sum += element(grad, i, dtype) * scale[i] * (element(x, i, dtype) * 0.0f);
+    return sum;
+}
+
 INLINE float rstd_of(Sums sums, const RmsNorm *s) {
     return 1.0f / sqrtf((float)(sums.squares / (double)s->columns) + s->eps);
 }
@@ -360,8 +370,10 @@ INLINE void rms_norm_backward(const RmsNorm *s, int64_t row, float *scale_grad, 
     int64_t columns = s->columns;
     Sums sums = row_sums(x, grad, scale, columns, dtype);
     float rstd = rstd_of(sums, s);
-    /* the mean of normalised x times its gradient; 0 where the squares overflow, as all of x does */
-    float along = rstd == 0.0f ? 0.0f : (float)(sums.products / (double)columns) * rstd;
+    if (rstd == 0.0f)
+        sums.products = sum_beyond(x, grad, scale, columns, dtype);
+    /* the mean of normalised x times its gradient */
+    float along = (float)(sums.products / (double)columns) * rstd;
 #pragma omp simd
     for (int64_t i = 0; i < columns; i++) {
         float normed = element(x, i, dtype) * rstd, g = element(grad, i, dtype);
