@@ -218,6 +218,7 @@ def test_a_forward_is_computed_otherwise_inside_the_modules_hooks() -> None:
 
 
 def test_a_forward_is_computed_otherwise_while_compile_traces() -> None:
+    torch._dynamo.reset()  # it counts what other tests of this process have compiled
     module = nn.Sequential(nn.Linear(2, 2))
     own = module(torch.ones(2))
     instead = instead_of_forward(module[0], lambda _, call, args, kwargs: 2 * call(*args, **kwargs))

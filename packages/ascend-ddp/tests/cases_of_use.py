@@ -39,6 +39,26 @@ def scattered(rank: int, world: int) -> None:
 
 
 @case
+def steps_with_a_closure(rank: int, world: int) -> None:
+    """Each sends once: the backward in it, and no zeros before."""
+    model = stack()
+    handle = reduce_gradients(model, SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(rank, step))
+            loss.backward()
+            return loss
+
+        expected = averages(model, lambda r, s=step: loss_of(model, batch(r, s)), world)
+        optimizer.step(closure)
+        check_grads(model, expected)
+        assert handle.report()["backwards"] == step + 1
+
+
+@case
 def in_groups(rank: int, world: int) -> None:
     """Ranks of a group average among themselves, and leave the others alone."""
     groups = [distributed.new_group([r, r + 1]) for r in range(0, world, 2)]

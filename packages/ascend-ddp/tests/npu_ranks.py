@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed, nn, optim
+from torch.nn.parallel import DistributedDataParallel
 
 import ascend_sim
-from ascend_ddp import DDPConfig, reduce_gradients
+from ascend_ddp import DDPConfig, ShardedConfig, reduce_gradients, shard_optimizer
+from ascend_ddp._gather import WeightBucket
 from ascend_ddp._ranks import Ranks
 from ascend_ddp._reducer import Reducer
 from ascend_ddp._tally import Tally, TallyResult
@@ -20,6 +22,7 @@ from ascend_ddp._tally import Tally, TallyResult
 sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import cases_of_use  # noqa: F401  registers more
+import sharded_cases
 
 LARGE = 96
 LAYER = 4 * LARGE * LARGE + 4 * LARGE  # bytes of a layer's gradients
@@ -194,3 +197,42 @@ def synchronisations(rank: int, world: int) -> list[int]:
             optimizer.step()
             optimizer.zero_grad()
     return [simulator.counters().synchronisations - before, behind - between]
+
+
+def sharded(rank: int, world: int) -> dict[str, bool]:
+    """Whether ten steps give torch's DDP's weights and losses; and whether without the wait."""
+    simulator = ascend_sim.current()
+    assert simulator is not None
+    wanted = trained(rank, None)
+    simulator.races()
+    found = {}
+    for overlap in (True, False):
+        right = same(trained(rank, ShardedConfig(overlap_param_gather=overlap)), wanted)
+        found[f"overlap {overlap}"] = right and not simulator.races()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WeightBucket, "_wait", nothing)
+        found["without the wait"] = same(trained(rank, ShardedConfig()), wanted)
+    distributed.barrier()
+    return found
+
+
+def trained(rank: int, config: ShardedConfig | None) -> list[Tensor]:
+    """Losses and weights of ten steps: sharded, or by DDP and the whole optimizer."""
+    model = sharded_cases.Model().to("npu")
+    optimizer: optim.Optimizer = optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    called: nn.Module = model
+    if config is None:
+        called = DistributedDataParallel(model)
+    else:
+        reduction = reduce_gradients(model, sharded_cases.SCATTER)
+        optimizer = shard_optimizer(optimizer, reduction, config)
+    losses = []
+    for step in range(10):
+        loss = called(sharded_cases.batch(rank, step).npu()).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    if isinstance(optimizer, sharded_cases.ShardedOptimizer):
+        optimizer.wait()
+    return [one.detach().cpu() for one in (*losses, *model.parameters())]

@@ -38,7 +38,7 @@ Ranks = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What two ranks have found in one run."""
     folder = tmp_path_factory.mktemp("ranks")
-    names = "all_cases,waits,told,synchronisations"
+    names = "all_cases,waits,told,synchronisations,sharded"
     variables = {
         "ASCENDSIM_DEVICES": "2",
         "ASCENDSIM_TRACE": "1",
@@ -95,3 +95,12 @@ def test_the_tally_waits_for_the_collective_and_the_host_for_the_tally(ranks: Ra
 def test_a_step_waits_for_the_device_once(ranks: Ranks) -> None:
     # For the tally of the step before.
     assert [rank["synchronisations"] for rank in ranks] == [[1, 1], [1, 1]]
+
+
+def test_a_sharded_optimizer_equals_the_whole_one(ranks: Ranks) -> None:
+    for rank in ranks:
+        assert rank["sharded"]["overlap True"] and rank["sharded"]["overlap False"]
+
+
+def test_without_the_wait_for_weights_they_are_stale(ranks: Ranks) -> None:
+    assert not any(rank["sharded"]["without the wait"] for rank in ranks)

@@ -46,15 +46,15 @@ def test_on_a_small_npu_plain_is_out_of_memory_and_recompute_trains(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "no plain run" in done.stdout
     assert "plain, out of memory: NPU out of memory. Tried to allocate" in done.stdout
-    plain, *recomputes, reuse, attention, swap = json.loads(figures.read_text())["runs"]
+    plain, fused, *recomputes, reuse, attention, swap = json.loads(figures.read_text())["runs"]
     assert (plain["feature"], plain["status"]) == ("plain", "out of memory")
     assert plain["peak_bytes"] is None and plain["bitwise_equal"] is None
     assert (reuse["feature"], reuse["status"]) == ("reuse-fp32-param", "not available")
     assert (swap["feature"], swap["status"]) == ("swap-optimizer", "out of memory")
     names = ["recompute-activation", "recompute-layers", "recompute-norm"]
     assert [run["feature"] for run in recomputes] == names
-    assert attention["feature"] == "swap-attention"
-    for run in (*recomputes, attention):
+    assert (fused["feature"], attention["feature"]) == ("fused-ops", "swap-attention")
+    for run in (fused, *recomputes, attention):
         assert run["status"] == "finished"
         assert run["bitwise_equal"] is run["saved_bytes"] is None
         assert 0 < run["peak_bytes"] < 168 * 2**20

@@ -18,7 +18,8 @@ class BeforeStep:
     """A hook before the steps of all optimizers, which does something for ours.
 
     A rank that had no backward since the optimizer's last step has nothing to add, and the others
-    wait for it: it sends zeros. The hook goes when the reducers do, whose life is the model's.
+    wait for it: it sends zeros. A step that is given a closure has its backward in there. The hook
+    goes when the reducers do, whose life is the model's.
 
     Args:
         reducers: Of the model chunks.
@@ -36,7 +37,8 @@ class BeforeStep:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         reducers = [r for ref in self._reducers if (r := ref()) is not None and r.has_any(held)]
         rounds = [reducer.rounds for reducer in reducers]
-        if reducers and self._seen.get(optimizer) == rounds:
+        has_closure = kwargs.get("closure") is not None or any(map(callable, args[1:]))
+        if not has_closure and self._seen.get(optimizer) == rounds:
             for reducer in reducers:
                 reducer.send()
         for reducer in reducers:
