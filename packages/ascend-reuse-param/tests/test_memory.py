@@ -103,10 +103,15 @@ def test_a_bitmap_may_end_inside_a_word(numel: int, run: Any) -> None:
             assert torch.equal(master.view(torch.int32), masters)
 
 
-@pytest.mark.parametrize(("kernels", "windows"), [("eager", 16), ("auto", 4)])
-def test_windows_are_few_where_no_masters_are_joined(kernels: str, windows: int) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "fused", "windows"), [("eager", False, 16), ("auto", False, 4), ("auto", True, 16)]
+)
+def test_windows_are_few_where_no_masters_are_joined(
+    kernels: str, fused: bool, windows: int
+) -> None:
     weight = nn.Parameter(torch.ones(1 << 17, dtype=torch.bfloat16))
-    optimizer = reuse_param(optim.AdamW([weight]), ReuseParamConfig(kernels=kernels))
+    inner = optim.AdamW([weight], fused=fused)
+    optimizer = reuse_param(inner, ReuseParamConfig(kernels=kernels))
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert optimizer.report()["windows"] == windows

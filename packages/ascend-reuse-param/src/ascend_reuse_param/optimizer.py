@@ -52,10 +52,15 @@ def reuse_param(
     return windowed(
         optimizer,
         home=home,
-        times=config.windows(joins=home.kernel is None),
+        times=config.windows(joins=home.kernel is None or _has_other_forms(optimizer)),
         window_bytes=config.window_bytes,
         master_weights=True,
     )
+
+
+def _has_other_forms(optimizer: optim.Optimizer) -> bool:
+    """Whether a group is stepped in a form of torch that no kernel of ours has."""
+    return any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
 
 
 def _device_of(optimizer: optim.Optimizer) -> torch.device:
