@@ -25,10 +25,11 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ascend_core.errors import UnavailableError
 
-__all__ = ["cache_folder", "compiled", "load"]
+__all__ = ["cache_folder", "compiled", "function_of", "load"]
 
 _COMPILERS = ("cc", "gcc", "clang")
 # Without contraction, a product and a sum are rounded each, on every machine. Without errno and
@@ -58,6 +59,27 @@ def load(source: Path, *, environment: Mapping[str, str] = os.environ) -> ctypes
             f"{path} cannot be loaded.",
             why=str(error),
             instead="remove it, and it is compiled again.",
+        ) from error
+
+
+def function_of(library: ctypes.CDLL, name: str, source: Path) -> Any:
+    """Find a function of a library that `load` has returned.
+
+    Args:
+        library: It.
+        name: The function's name.
+        source: What the library was compiled from.
+
+    Raises:
+        UnavailableError: When the library does not have it.
+    """
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise UnavailableError(
+            f"the library that was compiled from {source.name} has no {name}.",
+            why="the compiler ended well and left something else.",
+            instead="remove it from the cache, or name another compiler in CC.",
         ) from error
 
 

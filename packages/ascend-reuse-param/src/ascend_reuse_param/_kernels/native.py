@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ascend_core import native
-from ascend_core.errors import UnavailableError
 from ascend_core.optim.arena import Arena
 from ascend_reuse_param._bits import Parts, Rounding
 from ascend_reuse_param._fingerprint import PLAIN, SIDE, WEIGHTED
@@ -45,7 +43,7 @@ class Library:
     def __init__(self) -> None:
         self.functions = native.load(_SOURCE)
         for name in ("ascend_split", "ascend_join"):
-            function = _named(self.functions, name)
+            function = native.function_of(self.functions, name, _SOURCE)
             function.argtypes = (ctypes.POINTER(Split), ctypes.c_void_p)
             function.restype = None
         self._weighted = _Words(*WEIGHTED)
@@ -63,17 +61,6 @@ class Library:
             ctypes.addressof(self._plain),
             torch.get_num_threads(),
         )
-
-
-def _named(library: ctypes.CDLL, name: str) -> Any:
-    try:
-        return getattr(library, name)
-    except AttributeError as error:
-        raise UnavailableError(
-            f"the library that was compiled from {_SOURCE.name} has no {name}.",
-            why="the compiler ended well and left something else.",
-            instead="remove it from the cache, or name another compiler in CC.",
-        ) from error
 
 
 class NativeCodec:

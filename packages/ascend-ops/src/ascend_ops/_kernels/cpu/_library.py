@@ -11,7 +11,6 @@ from types import MappingProxyType
 import torch
 
 from ascend_core import native
-from ascend_core.errors import UnavailableError
 
 __all__ = ["DTYPES", "IN_FP64", "Function"]
 
@@ -36,14 +35,7 @@ class Function:
     """
 
     def __init__(self, name: str) -> None:
-        try:
-            self._function = getattr(_library(), name)
-        except AttributeError as error:
-            raise UnavailableError(
-                f"the library that was compiled from {_SOURCE.name} has no {name}.",
-                why="the compiler ended well and left something else.",
-                instead="remove it from the cache, or name another compiler in CC.",
-            ) from error
+        self._function = native.function_of(_library(), name, _SOURCE)
         self._function.argtypes = (ctypes.c_void_p,)
         self._function.restype = None
 
