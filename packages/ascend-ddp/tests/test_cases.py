@@ -8,21 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_core.testing import run_ranks
-
 sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import cases_of_use  # noqa: F401  registers more
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def failed(request: pytest.FixtureRequest) -> Mapping[str, str]:
-    """The tracebacks of the cases that failed on a rank."""
-    found: dict[str, str] = {}
-    for rank, ones in enumerate(run_ranks(cases.run_cases, request.param, timeout_s=150)):
-        for name, text in ones.items():
-            found[name] = f"{found.get(name, '')}--- rank {rank}\n{text}"
-    return found
 
 
 @pytest.mark.parametrize("name", cases.CASES)
