@@ -74,7 +74,6 @@ class Reducer:
         chunk: The module, while it lives.
         parameters: Of the chunk, in the order of their indices.
         names: Theirs.
-        group: Of the ranks.
         used: For each parameter whether a rank had a gradient, in the last round that sent.
         holds_sums: Whether sums of the last round lie in shards, for a sharded optimizer to use.
         shows_sums: Whether they are to be seen in `p.grad`, and gone when that is another one.
@@ -99,7 +98,6 @@ class Reducer:
         self.chunk = weakref.ref(chunk)
         self.parameters = Parameters(dict(chunk.named_parameters()))
         self.names = self.parameters.names
-        self.group = group
         self.used = [False] * len(self.parameters)
         self.holds_sums = False
         self.shows_sums = False
@@ -125,6 +123,11 @@ class Reducer:
         self._planned_on: dict[torch.device, Stream] = {}
         self._plan()
         self._call = chunk.register_forward_hook(Called(self))
+
+    @property
+    def group(self) -> distributed.ProcessGroup | None:
+        """Of the ranks that hold the same model; None for all."""
+        return self._ranks.group
 
     # The plan
 
@@ -233,6 +236,8 @@ class Reducer:
 
     def _running(self) -> Round:
         """The round of the backward that runs; begin it where this is its first gradient."""
+        if self._round is not None and self._round.is_of(torch._C._current_graph_task_id()):
+            return self._round  # for all gradients but the first: Python's frames tell no more
         task = _task()
         if self._round is not None and self._round.has_failed(task):
             self._abandon(self._round)

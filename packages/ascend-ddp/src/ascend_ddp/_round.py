@@ -61,6 +61,11 @@ class Round:
     filled_on: dict[int, dict[Any, Stream]] = dataclasses.field(default_factory=dict)
     events: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
+    def is_of(self, task: int) -> bool:
+        """Whether it is the round of autograd's backward of that number, which goes on."""
+        is_alive = self.end is not None and self.end() is not None
+        return self.task == task and is_alive and not self.is_behind
+
     def has_failed(self, task: int | None) -> bool:
         """Whether an exception ended the backward.
 
