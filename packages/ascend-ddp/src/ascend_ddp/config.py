@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from ascend_core.errors import ConfigError
+from ascend_core.options import check_count, check_one_of
 
 __all__ = ["DTYPES", "MODES", "DDPConfig", "ShardedConfig"]
 
@@ -42,14 +43,12 @@ class DDPConfig:
     sync_parameters: bool = True
 
     def __post_init__(self) -> None:
-        size = self.bucket_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"bucket_bytes is {size!r}.", instead="use a whole number above 0.")
+        check_count("bucket_bytes", self.bucket_bytes)
         for name in ("overlap", "average", "sync_parameters"):
             _check_flag(name, getattr(self, name))
-        _check_one_of("mode", self.mode, MODES)
+        check_one_of("mode", self.mode, MODES)
         if self.reduce_dtype is not None:
-            _check_one_of("reduce_dtype", self.reduce_dtype, DTYPES)
+            check_one_of("reduce_dtype", self.reduce_dtype, DTYPES)
         _check_timeout(self.timeout_s)
 
 
@@ -85,10 +84,3 @@ def _check_flag(name: str, value: object) -> None:
 def _check_timeout(seconds: float | None) -> None:
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"timeout_s is {seconds!r}.", instead="use a number of seconds above 0.")
-
-
-def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"{name} is {value!r}.", instead=f"use one of {', '.join(map(repr, known))}."
-        )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from ascend_core.errors import ConfigError
+from ascend_core.options import check_count, check_one_of
 
 __all__ = ["KERNELS", "ROUNDINGS", "ReuseParamConfig"]
 
@@ -38,19 +39,16 @@ class ReuseParamConfig:
 
     def __post_init__(self) -> None:
         for name in ("times", "window_bytes"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}.", instead="use a whole number above 0.")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if self.times is not None and self.window_bytes is not None:
             raise ConfigError(
                 "times and window_bytes were both given.",
                 why="each of them says how large a window is.",
                 instead="leave one of them out.",
             )
-        _check_one_of("rounding", self.rounding, ROUNDINGS)
-        _check_one_of("kernels", self.kernels, KERNELS)
+        check_one_of("rounding", self.rounding, ROUNDINGS)
+        check_one_of("kernels", self.kernels, KERNELS)
 
     def windows(self, *, joins: bool) -> int | None:
         """The number of windows, with its default.
@@ -61,10 +59,3 @@ class ReuseParamConfig:
         if self.times is not None or self.window_bytes is not None:
             return self.times
         return 16 if joins else 4
-
-
-def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"{name} is {value!r}.", instead=f"use one of {', '.join(map(repr, known))}."
-        )
