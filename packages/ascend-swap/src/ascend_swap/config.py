@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ascend_core.errors import ConfigError
+from ascend_core.options import check_count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -124,10 +125,8 @@ class SwapOptimizerConfig:
 
 
 def _check_positive(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}.", instead="use a whole number above 0.")
+    if value is not None:
+        check_count(name, value)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -26,6 +26,7 @@ from ascend_core.optim.resident import Resident
 from ascend_core.optim.roster import Place, Roster, WindowSize
 from ascend_core.optim.rules import rule_for
 from ascend_core.optim.view import StateView
+from ascend_core.options import check_count
 
 __all__ = ["WindowedOptimizer", "windowed"]
 
@@ -499,10 +500,8 @@ def _checked_size(times: int | None, window_bytes: int | None) -> WindowSize:
     if times is None and window_bytes is None:
         times = 1
     for name, value in (("times", times), ("window_bytes", window_bytes)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"{name} is {value!r}.", instead="use a whole number above 0.")
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}.", instead="use a whole number above 0.")
+        if value is not None:
+            check_count(name, value)
     return WindowSize(times, window_bytes)
 
 
