@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ascend_core.device import current_backend
 from ascend_core.errors import UnavailableError
 
 __all__ = ["Comparison", "Trial", "here", "kernels_of", "pattern"]
@@ -54,10 +55,7 @@ class Trial:
         Raises:
             UnavailableError: When they are not to be used there.
         """
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
-        if device.type != "cpu":
-            device = torch.device(device.type, torch.accelerator.current_device_index())
-        if failure := self.failure(device):
+        if failure := self.failure(current_backend().device()):
             raise failure
 
     def _try(self, device: torch.device) -> UnavailableError | None:
