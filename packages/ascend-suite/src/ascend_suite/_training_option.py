@@ -1,0 +1,59 @@
+"""What is known of one option of training. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+__all__ = ["Holder", "Origin", "TrainingOption"]
+
+Origin = Literal["megatron-core", "megatron-training", "mindspeed", "fact"]
+Holder = Literal[
+    "ModelParallelConfig",
+    "TransformerConfig",
+    "DistributedDataParallelConfig",
+    "OptimizerConfig",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingOption:
+    """One thing that a plan may say of the training that its features meet.
+
+    Attributes:
+        name: What it is called in a plan.
+        type: What its value may be, as an annotation: `int | None`, `Literal["full", "selective"]`.
+        meaning: One line.
+        origin: Whose option it is: a field of a config of megatron-core, an argument of
+            megatron-core's training scripts, an argument of MindSpeed, or a fact about the
+            training that is nobody's option.
+        default: What it is where nobody gave it. For a fact nothing is said by leaving it out.
+        holder: The config of megatron-core whose field it is.
+        argument: What the option is called among the arguments of a training script, where it
+            has another name there.
+        off: The flag that turns it off, of an option that is on by default.
+    """
+
+    name: str
+    type: object
+    meaning: str
+    origin: Origin
+    default: object = None
+    holder: Holder | None = None
+    argument: str | None = None
+    off: str | None = None
+
+    @property
+    def attribute(self) -> str:
+        """The name under which a training script's parsed arguments have it."""
+        return self.argument or self.name
+
+    @property
+    def flag(self) -> str:
+        """The flag of a training script that gives it, or turns it on."""
+        return "--" + self.attribute.replace("_", "-")
+
+    @property
+    def has_default(self) -> bool:
+        """Whether leaving it out of a training script's command line says what it is."""
+        return self.origin != "fact"
