@@ -19,7 +19,9 @@ ROWS = (*CORE_OPTIONS, *SCRIPT_OPTIONS, *MINDSPEED_OPTIONS, *FACTS)
 
 def test_each_option_is_listed_once() -> None:
     assert len({option.name for option in ROWS}) == len(ROWS) == len(VOCABULARY)
-    assert len({option.flag for option in ROWS}) == len(ROWS)
+    flags = [flag for option in ROWS for flag in (option.flag, option.off) if flag is not None]
+    assert len(set(flags)) == len(flags)
+    assert len({option.attribute for option in ROWS}) == len(ROWS)
 
 
 def test_no_option_has_the_name_of_a_feature() -> None:
@@ -30,9 +32,7 @@ def test_no_option_has_the_name_of_a_feature() -> None:
 def test_an_option_is_described(option: TrainingOption) -> None:
     assert option.name.isidentifier()
     assert option.meaning.endswith((".", ")."))
-    assert option.has_default is (option.origin != "fact")
     assert (option.holder is not None) is (option.origin == "megatron-core")
-    assert option.has_default or option.default is None
 
 
 def _admits_none(kind: object) -> bool:
@@ -43,13 +43,17 @@ def _admits_none(kind: object) -> bool:
 
 @pytest.mark.parametrize("option", ROWS, ids=lambda option: option.name)
 def test_only_what_may_be_none_is_none_by_default(option: TrainingOption) -> None:
-    if option.has_default and option.default is None:
+    if option.origin != "fact" and option.default is None:
         assert _admits_none(option.type)
 
 
 def test_flags_are_spelt_as_a_training_script_has_them() -> None:
     assert VOCABULARY["use_distributed_optimizer"].flag == "--use-distributed-optimizer"
     assert VOCABULARY["num_moe_experts"].flag == "--num-experts"
+    assert VOCABULARY["fp8"].flag == "--fp8-format"
+    assert VOCABULARY["add_bias_linear"].flag is None
+    assert VOCABULARY["add_bias_linear"].off == "--disable-bias-linear"
+    assert VOCABULARY["torch_version"].flag is None
 
 
 def test_reading_it_imports_no_torch() -> None:

@@ -25,6 +25,7 @@ def _of(
     meaning: str,
     *,
     argument: str | None = None,
+    flag: str | None = None,
     off: str | None = None,
 ) -> TrainingOption:
     return TrainingOption(
@@ -35,6 +36,7 @@ def _of(
         default=default,
         holder=holder,
         argument=argument,
+        spelt=flag,
         off=off,
     )
 
@@ -66,14 +68,7 @@ _PARALLEL = (
         bool,
         False,
         "Stages send while they compute.",
-    ),
-    _of(_MP, "batch_p2p_comm", bool, True, "Sends and receives go as one batch."),
-    _of(
-        _MP,
-        "deallocate_pipeline_outputs",
-        bool,
-        False,
-        "A stage's output is emptied once it was sent.",
+        off="--no-overlap-p2p-communication",
     ),
     _of(
         _MP,
@@ -111,7 +106,14 @@ _NUMBERS = (
         "Weight gradients are added to `main_grad` by the matrix product's kernel.",
         off="--no-gradient-accumulation-fusion",
     ),
-    _of(_TC, "fp8", Literal["e4m3", "hybrid"] | None, None, "Format of FP8 products."),
+    _of(
+        _TC,
+        "fp8",
+        Literal["e4m3", "hybrid"] | None,
+        None,
+        "Format of FP8 products.",
+        flag="--fp8-format",
+    ),
     _of(
         _TC,
         "fp8_recipe",
@@ -120,7 +122,7 @@ _NUMBERS = (
         "How FP8 products are scaled.",
     ),
     _of(_TC, "fp8_param", bool, False, "Weights are kept in FP8.", argument="fp8_param_gather"),
-    _of(_TC, "fp4", Literal["e2m1"] | None, None, "Format of FP4 products."),
+    _of(_TC, "fp4", Literal["e2m1"] | None, None, "Format of FP4 products.", flag="--fp4-format"),
 )
 
 _MODEL = (
@@ -207,16 +209,29 @@ _KERNELS = (
         False,
         "Bias and activation function are one opaque function.",
     ),
-    _of(_TC, "bias_dropout_fusion", bool, False, "Bias and dropout are one function."),
-    _of(_TC, "masked_softmax_fusion", bool, False, "Mask and softmax are one kernel."),
-    _of(_TC, "persist_layer_norm", bool, False, "LayerNorm is Apex's persistent kernel."),
-    _of(_TC, "apply_rope_fusion", bool, False, "Rotary embedding is one kernel."),
     _of(
         _TC,
-        "attention_softmax_in_fp32",
+        "bias_dropout_fusion",
         bool,
-        True,
-        "The softmax of attention is FP32.",
+        False,
+        "Bias and dropout are one function.",
+        off="--no-bias-dropout-fusion",
+    ),
+    _of(
+        _TC,
+        "masked_softmax_fusion",
+        bool,
+        False,
+        "Mask and softmax are one kernel.",
+        off="--no-masked-softmax-fusion",
+    ),
+    _of(
+        _TC,
+        "apply_rope_fusion",
+        bool,
+        False,
+        "Rotary embedding is one kernel.",
+        off="--no-rope-fusion",
     ),
     _of(
         _TC,
@@ -301,7 +316,6 @@ _GRADIENTS = (
         "Gradients travel while backward runs.",
     ),
     _of(_DDP, "overlap_param_gather", bool, False, "Weights are gathered while forward runs."),
-    _of(_DDP, "align_param_gather", bool, False, "Stages gather weights at the same time."),
     _of(
         _DDP,
         "use_distributed_optimizer",
@@ -317,7 +331,15 @@ _GRADIENTS = (
         1,
         "Into how many the distributed optimizer is replicated.",
     ),
-    _of(_DDP, "check_for_nan_in_grad", bool, False, "A NaN in a gradient ends the run."),
+    _of(
+        _DDP,
+        "check_for_nan_in_grad",
+        bool,
+        False,
+        "A NaN in a gradient ends the run.",
+        argument="check_for_nan_in_loss_and_grad",
+        off="--no-check-for-nan-in-loss-and-grad",
+    ),
     _of(
         _DDP,
         "average_in_collective",
@@ -366,7 +388,6 @@ _OPTIMIZER = (
         False,
         "megatron-core keeps and steps the optimizer on the host.",
     ),
-    _of(_OPT, "optimizer_offload_fraction", float, 0.0, "How much of it."),
     _of(
         _OPT,
         "overlap_param_gather_with_optimizer_step",

@@ -48,6 +48,26 @@ SCRIPT_OPTIONS = (
         "learned_absolute",
         "What tells positions apart; alibi is ours.",
     ),
+    _script(
+        "recompute_activations",
+        bool,
+        False,
+        'The former way to ask for recompute_granularity="selective".',
+    ),
+    _script(
+        "bias_gelu_fusion",
+        bool,
+        True,
+        "bias_activation_fusion where MLPs are not gated.",
+        off="--no-bias-gelu-fusion",
+    ),
+    _script(
+        "bias_swiglu_fusion",
+        bool,
+        True,
+        "bias_activation_fusion where MLPs are gated.",
+        off="--no-bias-swiglu-fusion",
+    ),
     _script("use_rotary_position_embeddings", bool, False, "The former way to ask for rope."),
     _script("group_query_attention", bool, False, "Queries share heads of keys and values."),
     _script("seq_length", int | None, None, "Tokens of a sequence."),
@@ -64,9 +84,6 @@ SCRIPT_OPTIONS = (
     _script("use_legacy_models", bool, False, "The model is not of megatron-core."),
     _script("use_torch_fsdp2", bool, False, "Parameters are torch's FSDP2's."),
     _script("reset_attention_mask", bool, False, "Attention ends at the end of a document."),
-    _script(
-        "pipeline_model_parallel_layout", str | None, None, "The layers of each stage, as text."
-    ),
     _script(
         "ckpt_format",
         Literal["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"],
@@ -120,7 +137,6 @@ MINDSPEED_OPTIONS = (
     _mindspeed("moe_fb_overlap", bool, False, "Forward and backward of experts overlap."),
     _mindspeed("schedules_method", str | None, None, 'The schedule of the pipeline: "dualpipev".'),
     _mindspeed("automated_pipeline", bool, False, "Layers are divided by a planner."),
-    _mindspeed("noop_layers", str | None, None, "Layers that do nothing."),
     _mindspeed("alibi_fusion_attn_type", int | None, None, "How ALiBi is given to the kernel."),
     _mindspeed("use_fusion_attn_v2", bool, False, "Attention is the kernel's second version."),
     _mindspeed(

@@ -27,11 +27,13 @@ class TrainingOption:
         origin: Whose option it is: a field of a config of megatron-core, an argument of
             megatron-core's training scripts, an argument of MindSpeed, or a fact about the
             training that is nobody's option.
-        default: What it is where nobody gave it. For a fact nothing is said by leaving it out.
+        default: What it is where nobody gave it. Of a fact nothing is said by leaving it out.
         holder: The config of megatron-core whose field it is.
         argument: What the option is called among the arguments of a training script, where it
             has another name there.
-        off: The flag that turns it off, of an option that is on by default.
+        spelt: The flag of a training script that gives it, where that is another one than its
+            name says.
+        off: The flag that turns it off, where a training script has it on without.
     """
 
     name: str
@@ -41,6 +43,7 @@ class TrainingOption:
     default: object = None
     holder: Holder | None = None
     argument: str | None = None
+    spelt: str | None = None
     off: str | None = None
 
     @property
@@ -49,11 +52,8 @@ class TrainingOption:
         return self.argument or self.name
 
     @property
-    def flag(self) -> str:
-        """The flag of a training script that gives it, or turns it on."""
-        return "--" + self.attribute.replace("_", "-")
-
-    @property
-    def has_default(self) -> bool:
-        """Whether leaving it out of a training script's command line says what it is."""
-        return self.origin != "fact"
+    def flag(self) -> str | None:
+        """The flag of a training script that gives it, or turns it on; None where none does."""
+        if self.origin == "fact" or self.off is not None:
+            return None
+        return self.spelt or "--" + self.attribute.replace("_", "-")
