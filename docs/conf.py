@@ -14,6 +14,7 @@ copyright = author
 extensions = [
     "config_options",
     "markdown_blocks",
+    "plan_tables",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs/_ext"))
 
 from config_options import options_table
 from markdown_blocks import with_marked_blocks
+from plan_tables import flags_table, training_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,3 +82,13 @@ def test_indented_blocks_are_marked_and_sections_are_not() -> None:
 def test_lists_and_headed_notes_are_text() -> None:
     lines = ["[Note: who owns it]", "* an item", "", "      goes on"]
     assert with_marked_blocks(lines) == ["**Who owns it.**", "", *lines[1:]]
+
+
+def test_tables_of_plans_have_a_row_for_each_option_and_each_flag() -> None:
+    assert "| `bf16` | true or false | `--bf16` | Weights and activations are BF16. |" in (
+        training_table("megatron-core").splitlines()
+    )
+    row = "| `--use-fused-swiglu` or `--used-fused-swiglu` | fused-ops | `operators` |"
+    assert any(line.startswith(row) for line in flags_table().splitlines())
+    with pytest.raises(ValueError, match="no option"):
+        training_table("nobody")

@@ -5,6 +5,30 @@ Importing this package imports no torch: every public name is imported when it i
 
 from __future__ import annotations
 
-from ascend_suite._version import __version__ as __version__
+from typing import TYPE_CHECKING
 
-__all__ = ["__version__"]
+from ascend_core._lazy import lazy_exports
+
+# The one list of public names: each with the module that defines it.
+_EXPORTS = {
+    "Finding": "ascend_suite.finding",
+    "IncompatiblePlanError": "ascend_suite.finding",
+    "Plan": "ascend_suite.plan",
+    "Severity": "ascend_suite.finding",
+    "VOCABULARY": "ascend_suite.vocabulary",
+    "__version__": "ascend_suite._version",
+    "read_plan": "ascend_suite.plan",
+}
+
+__all__ = list(_EXPORTS)
+
+if TYPE_CHECKING:
+    from ascend_suite._version import __version__ as __version__
+    from ascend_suite.finding import Finding as Finding
+    from ascend_suite.finding import IncompatiblePlanError as IncompatiblePlanError
+    from ascend_suite.finding import Severity as Severity
+    from ascend_suite.plan import Plan as Plan
+    from ascend_suite.plan import read_plan as read_plan
+    from ascend_suite.vocabulary import VOCABULARY as VOCABULARY
+else:
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -27,6 +27,8 @@ def _of(
     argument: str | None = None,
     flag: str | None = None,
     off: str | None = None,
+    required: bool = False,
+    items: tuple[str, ...] = (),
 ) -> TrainingOption:
     return TrainingOption(
         name=name,
@@ -38,6 +40,8 @@ def _of(
         argument=argument,
         spelt=flag,
         off=off,
+        required=required,
+        items=items,
     )
 
 
@@ -126,10 +130,10 @@ _NUMBERS = (
 )
 
 _MODEL = (
-    _of(_TC, "num_layers", int, 0, "Layers of the whole model."),
-    _of(_TC, "hidden_size", int, 0, "Width of the model."),
+    _of(_TC, "num_layers", int, 0, "Layers of the whole model.", required=True),
+    _of(_TC, "hidden_size", int, 0, "Width of the model.", required=True),
     _of(_TC, "ffn_hidden_size", Count, None, "Width inside an MLP; four times the model's."),
-    _of(_TC, "num_attention_heads", int, 0, "Heads of attention."),
+    _of(_TC, "num_attention_heads", int, 0, "Heads of attention.", required=True),
     _of(
         _TC,
         "num_query_groups",
@@ -279,6 +283,15 @@ _MEMORY = (
         Names,
         None,
         "What selective recompute takes.",
+        items=(
+            "core_attn",
+            "layernorm",
+            "mla_up_proj",
+            "mlp",
+            "moe",
+            "moe_act",
+            "shared_experts",
+        ),
     ),
     _of(
         _TC,
@@ -296,7 +309,22 @@ _MEMORY = (
         False,
         "megatron-core moves the activations of selected modules to the host.",
     ),
-    _of(_TC, "offload_modules", Names, (), "The modules whose activations it moves."),
+    _of(
+        _TC,
+        "offload_modules",
+        Names,
+        (),
+        "The modules whose activations it moves.",
+        items=(
+            "attn_norm",
+            "attn_proj",
+            "core_attn",
+            "expert_fc1",
+            "mlp_norm",
+            "moe_act",
+            "qkv_linear",
+        ),
+    ),
 )
 
 _GRADIENTS = (

@@ -18,6 +18,7 @@ def _script(
     *,
     argument: str | None = None,
     off: str | None = None,
+    required: bool = False,
 ) -> TrainingOption:
     return TrainingOption(
         name=name,
@@ -27,6 +28,7 @@ def _script(
         default=default,
         argument=argument,
         off=off,
+        required=required,
     )
 
 
@@ -70,10 +72,12 @@ SCRIPT_OPTIONS = (
     ),
     _script("use_rotary_position_embeddings", bool, False, "The former way to ask for rope."),
     _script("group_query_attention", bool, False, "Queries share heads of keys and values."),
-    _script("seq_length", int | None, None, "Tokens of a sequence."),
-    _script("micro_batch_size", int | None, None, "Sequences of a micro-batch."),
-    _script("global_batch_size", int | None, None, "Sequences of a step, over all ranks."),
-    _script("train_iters", int | None, None, "Steps of the run."),
+    _script("seq_length", int | None, None, "Tokens of a sequence.", required=True),
+    _script("micro_batch_size", int | None, None, "Sequences of a micro-batch.", required=True),
+    _script(
+        "global_batch_size", int | None, None, "Sequences of a step, over all ranks.", required=True
+    ),
+    _script("train_iters", int | None, None, "Steps of the run.", required=True),
     _script(
         "untie_embeddings_and_output_weights",
         bool,

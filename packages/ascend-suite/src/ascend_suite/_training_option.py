@@ -34,6 +34,9 @@ class TrainingOption:
         spelt: The flag of a training script that gives it, where that is another one than its
             name says.
         off: The flag that turns it off, where a training script has it on without.
+        required: Whether a training script has no default of use, so that leaving it out says
+            nothing.
+        items: What each item of a list may be, where not every text may be one.
     """
 
     name: str
@@ -45,6 +48,8 @@ class TrainingOption:
     argument: str | None = None
     spelt: str | None = None
     off: str | None = None
+    required: bool = False
+    items: tuple[str, ...] = ()
 
     @property
     def attribute(self) -> str:

@@ -1,0 +1,130 @@
+"""A command line as arguments. Imports no torch.
+
+Not `argparse`, which stops at the first fault, and knows nothing of flags that are nearly right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ascend_suite._kinds import fits, in_words, meant_by, words_of
+from ascend_suite._suggestion import nearest
+from ascend_suite._tokens import flags_of
+from ascend_suite.finding import Finding, Severity
+from ascend_suite.flags import FEATURE_FLAGS
+from ascend_suite.vocabulary import VOCABULARY
+
+__all__ = ["FlagParser"]
+
+# How alike an unknown flag must be to a known one, to be called a mistake. Most flags of a training
+# script are read by nobody here, and are to be left alone: a test lists those that are most alike.
+_ALIKE = 0.87
+
+
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """What a flag gives.
+
+    Attributes:
+        attribute: Its name among parsed arguments.
+        type: Of its value; None where nothing follows the flag.
+        value: What it gives then.
+    """
+
+    attribute: str
+    type: Any = None
+    value: object = None
+
+
+class FlagParser:
+    """Reads flags, and collects what is wrong with them.
+
+    Attributes:
+        found: All findings so far.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+        self._known = dict(_arguments())
+        self._features = [name for row in FEATURE_FLAGS for name in (row.flag, *row.aliases)]
+
+    def parse(self, argv: Sequence[str] | str) -> dict[str, object]:
+        """Return what the flags give, by the name of the argument.
+
+        Args:
+            argv: The flags, or a command line of them. The last counts of those given twice.
+        """
+        given: dict[str, object] = {}
+        for flag, words in flags_of(argv):
+            argument = self._known.get(flag)
+            if argument is None:
+                self._unknown(flag)
+                continue
+            value = self._value(flag, argument, words)
+            if value is None:
+                continue
+            if given.get(argument.attribute, value) != value:
+                self._note(
+                    Severity.WARNING,
+                    flag,
+                    f"{flag} is given twice.",
+                    f"{value!r} counts, and {given[argument.attribute]!r} does not.",
+                    "leave one of them out.",
+                )
+            given[argument.attribute] = value
+        return given
+
+    def _value(self, flag: str, argument: _Argument, words: list[str]) -> object | None:
+        if argument.type is None:
+            if not words:
+                return argument.value
+            self._wrong(flag, words, "nothing", f"write {flag} alone.")
+            return None
+        kind, takes = argument.type, in_words(argument.type, none=False)
+        if len(words) != 1 and not fits(words, kind):
+            self._wrong(flag, words, takes, f"write {flag} with one value.")
+            return None
+        value = meant_by(words[0], kind) if len(words) == 1 else None
+        if value is None and fits(words, kind):
+            return words
+        if value is None:
+            near = nearest(words[0], words_of(kind))
+            instead = f"write {takes}." if near is None else f"did you mean {near!r}?"
+            self._wrong(flag, words, takes, instead)
+        return value
+
+    def _wrong(self, flag: str, words: list[str], takes: str, instead: str) -> None:
+        given = " ".join(words) or "nothing"
+        what = f"{flag} is given {given}."
+        self._note(Severity.ERROR, flag, what, f"it takes {takes}.", instead)
+
+    def _unknown(self, flag: str) -> None:
+        """Leave a flag alone that others may read, and not one that is misspelt."""
+        for names, severity in (
+            (self._features, Severity.ERROR),
+            (self._known, Severity.WARNING),
+        ):
+            near = nearest(flag, names, cutoff=_ALIKE, within=False)
+            if near is not None:
+                what = f"there is no flag {flag} that is known here."
+                instead = f"did you mean {near}?"
+                self._note(severity, flag, what, "it looks like one that is.", instead)
+                return
+
+    def _note(self, severity: Severity, flag: str, what: str, why: str, instead: str) -> None:
+        self.found.append(Finding(severity, flag, what, why, instead))
+
+
+def _arguments() -> Iterator[tuple[str, _Argument]]:
+    for option in VOCABULARY.values():
+        if option.off is not None:
+            yield option.off, _Argument(option.attribute, value=False)
+        elif option.flag is not None:
+            switch = fits(True, option.type)
+            kind = None if switch else option.type
+            yield option.flag, _Argument(option.attribute, kind, True if switch else None)
+    for row in FEATURE_FLAGS:
+        for flag in (row.flag, *row.aliases):
+            yield flag, _Argument(row.attribute, row.type, True if row.is_switch else None)
