@@ -243,6 +243,12 @@ def test_what_megatron_core_makes_of_arguments_is_known() -> None:
     assert training["bias_activation_fusion"] is False
 
 
+def test_a_fusion_of_what_is_not_there_is_not_known() -> None:
+    assert Plan.from_flags("--position-embedding-type rope").training["apply_rope_fusion"] is True
+    alibi = Plan.from_flags("--position-embedding-type alibi").training
+    assert "apply_rope_fusion" not in alibi
+
+
 def test_numbers_that_do_not_divide_say_nothing() -> None:
     args = namespace(micro_batch_size=3, global_batch_size=32, data_parallel_size=1)
     assert "num_microbatches" not in Plan.from_namespace(args).training

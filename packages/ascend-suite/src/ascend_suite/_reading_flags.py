@@ -30,6 +30,8 @@ __all__ = ["read_flags", "read_namespace"]
 
 Framework = Literal["megatron-core", "pytorch"]
 
+_ROTARY = ("rope", "mrope")
+
 # Facts that megatron-core's scripts add to their arguments.
 _COUNTED = ("world_size", "data_parallel_size")
 
@@ -116,6 +118,8 @@ def _derived(training: dict[str, object]) -> dict[str, object]:
     fusion = "bias_swiglu_fusion" if gated else "bias_gelu_fusion"
     if gated is not None and fusion in training:
         training["bias_activation_fusion"] = training[fusion]
+    if training.get("position_embedding_type", "rope") not in _ROTARY:
+        training.pop("apply_rope_fusion", None)  # on by default, and of no meaning
     split = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     _divide(training, "data_parallel_size", "world_size", split)
     shares = ("micro_batch_size", "data_parallel_size")
