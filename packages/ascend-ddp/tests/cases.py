@@ -5,7 +5,6 @@ A case raises where something is wrong. Every rank runs every case, in one order
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,20 +25,6 @@ CASES: dict[str, Callable[[int, int], None]] = {}
 def case(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
     CASES[function.__name__] = function
     return function
-
-
-def run_cases(rank: int, device: str = "cpu") -> dict[str, str]:
-    """Run all, with tensors on a device; return the traceback of each that raised."""
-    failed = {}
-    for name, function in CASES.items():
-        torch.manual_seed(0)
-        try:
-            with torch.device(device):
-                function(rank, distributed.get_world_size())
-        except Exception:
-            failed[name] = traceback.format_exc()
-        distributed.barrier()
-    return failed
 
 
 def stack(layers: int = 4, bias: bool = True) -> nn.Sequential:

@@ -14,15 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ascend_sim
 from ascend_ddp import DDPConfig, ShardedConfig, reduce_gradients, shard_optimizer
+from ascend_ddp._fillers import Fillers
 from ascend_ddp._gather import WeightBucket
 from ascend_ddp._ranks import Ranks
-from ascend_ddp._reducer import Reducer
 from ascend_ddp._tally import Tally, TallyResult
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import cases_of_use  # noqa: F401  registers more
 import sharded_cases
+from running_cases import run_cases
 
 LARGE = 96
 LAYER = 4 * LARGE * LARGE + 4 * LARGE  # bytes of a layer's gradients
@@ -35,7 +36,7 @@ Orders = Sequence[Sequence[int]]
 
 def all_cases(rank: int, world: int) -> dict[str, str]:
     """The tracebacks of the cases that failed."""
-    return cases.run_cases(rank, "npu")
+    return run_cases(rank, cases.CASES, "npu")
 
 
 class Branches(nn.Module):
@@ -99,8 +100,8 @@ def nothing(*args: Any) -> None:
     pass
 
 
-def wait_for_the_latest(self: Any, running: Any, number: int) -> None:
-    """`Reducer._wait_for_fillers`, of those alone that have filled since the last bucket left."""
+def wait_for_the_latest(self: Any, running: Any, number: int, flat: Tensor) -> None:
+    """`Fillers.wait`, for those alone that have filled since the last bucket left."""
     current = torch.npu.current_stream()
     for streams in running.filled_on.values():
         for stream in streams.values():
@@ -110,8 +111,8 @@ def wait_for_the_latest(self: Any, running: Any, number: int) -> None:
 
 
 def order_nobody(self: Any) -> None:
-    """`Reducer._order_fillers`, which lets nobody wait."""
-    self._planned_on = {device: torch.npu.current_stream() for device in self._places}
+    """`Fillers.let_wait_for_plan`, which lets nobody wait."""
+    self._planned_on = {device: torch.npu.current_stream() for device in self._devices}
 
 
 def wait_for_no_gradients(self: Ranks, work: Any, what: str, names: str) -> None:
@@ -124,9 +125,9 @@ real_wait = Ranks.wait
 
 # What is taken away: whose method does without, and where it shows.
 AWAY: dict[str, tuple[type, str, Callable[..., Any], Orders]] = {
-    "a bucket waits for the streams that fill it": (Reducer, "_wait_for_fillers", nothing, SAME),
-    "for all of them": (Reducer, "_wait_for_fillers", wait_for_the_latest, CHANGING),
-    "streams wait for a new plan": (Reducer, "_order_fillers", order_nobody, CHANGING),
+    "a bucket waits for the streams that fill it": (Fillers, "wait", nothing, SAME),
+    "for all of them": (Fillers, "wait", wait_for_the_latest, CHANGING),
+    "streams wait for a new plan": (Fillers, "let_wait_for_plan", order_nobody, CHANGING),
     "gradients wait for their bucket": (Ranks, "wait", wait_for_no_gradients, SAME),
 }
 
@@ -167,7 +168,6 @@ def told(rank: int, world: int) -> list[bool]:
 def tally(rank: int, *, host: bool = True, stream: bool = True) -> bool:
     used, arrivals, device = [rank == 0, True], [rank, 3 - rank], torch.device("npu", rank)
     one = Tally(used, arrivals, rank == 0, False, device, Ranks(None, None))
-    assert one.work is not None
     if stream:
         one.work.wait()
     one.arrived()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +29,7 @@ from ascend_ddp import (
     reduce_gradients,
     shard_optimizer,
 )
+from ascend_ddp._ranks import Ranks
 
 STEPS = 10
 SCATTER = DDPConfig(bucket_bytes=3000, mode="reduce-scatter")
@@ -53,21 +53,6 @@ OPTIMIZERS: dict[str, Make] = {
 def case(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
     CASES[function.__name__] = function
     return function
-
-
-def run_cases(rank: int, names: list[str] | None = None) -> dict[str, str]:
-    """Run all; return the traceback of each that raised."""
-    failed = {}
-    for name, function in CASES.items():
-        if names is not None and name not in names:
-            continue
-        torch.manual_seed(0)
-        try:
-            function(rank, distributed.get_world_size())
-        except Exception:
-            failed[name] = traceback.format_exc()
-        distributed.barrier()
-    return failed
 
 
 class Model(nn.Module):
@@ -1020,16 +1005,14 @@ class Late:
 @case
 def gathers_that_come_at_the_last_moment(rank: int, world: int) -> None:
     """Whoever reads without waiting reads what the others have not stepped."""
-    gather = distributed.all_gather_single
+    gather = Ranks.all_gather
 
-    def late(flat: Tensor, own: Tensor, group: Any = None, async_op: bool = False) -> Any:
-        if not async_op:
-            return gather(flat, own, group)
-        gathered = torch.empty_like(flat)
-        gather(gathered, own, group)
-        return Late(flat, gathered)
+    def late(self: Ranks, whole: Tensor, part: Tensor) -> Any:
+        gathered = torch.empty_like(whole)
+        gather(self, gathered, part).wait()
+        return Late(whole, gathered)
 
-    with mock.patch.object(distributed, "all_gather_single", late):
+    with mock.patch.object(Ranks, "all_gather", late):
         for function in (
             overlap_changes_nothing, whoever_reads_a_weight_waits, writes_while_weights_travel,
             unused_parameters_are_not_stepped, tied_weights_stay_tied, no_grad_and_eval,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import sharded_cases as cases
+from sharded_cases import CASES
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_case(name: str, failed: Mapping[str, str]) -> None:
     assert name not in failed, failed[name]

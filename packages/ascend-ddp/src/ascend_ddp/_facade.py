@@ -12,22 +12,20 @@ on with weights of which a part is missing, and are told so when they read one.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn, optim
+from torch import Tensor, optim
 from torch.utils.hooks import RemovableHandle
 
 from ascend_core.errors import ConfigError, FeatureError, OptimizerFailedError
-from ascend_core.optim.checks import check_form, check_options
 from ascend_core.optim.rules import Rule
-from ascend_ddp._checkpoint import State, consolidated, cut
 from ascend_ddp._inner import options_of
-from ascend_ddp._owned import Chunk, Owned
+from ascend_ddp._kept import KeptState
+from ascend_ddp._norm import total_norm
+from ascend_ddp._owned import Chunk, owned_of
 from ascend_ddp._reducer import Reducer
 from ascend_ddp.config import ShardedConfig
 from ascend_ddp.reduce import GradientReduction
@@ -84,7 +82,7 @@ class ShardedOptimizer(optim.Optimizer):
             raise
         listed = {key for group in self._listed for key in group}
         for chunk in self._chunks:
-            if chunk.reducer.holds_sums:
+            if chunk.reducer.sums.are_held:
                 chunk.drop_gradients()
                 chunk.send_weights(listed)
         if not self.config.overlap_param_gather:
@@ -149,24 +147,13 @@ class ShardedOptimizer(optim.Optimizer):
         """
         self._check_usable()
         self._take_over()
-        grads = [o.part.grad for o in self._owned() if o.part.grad is not None]
-        group = self._chunks[0].reducer.group
-        device = self._chunks[0].reducer.parameters[0].device
-        norms = [
-            torch.linalg.vector_norm(g, norm_type, dtype=torch.float32) for g in grads if g.numel()
-        ]
-        total = torch.zeros((), device=device)
-        if norms:
-            total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        if math.isinf(norm_type):
-            distributed.all_reduce(total, distributed.ReduceOp.MAX, group)
-        else:
-            total.pow_(norm_type)
-            distributed.all_reduce(total, group=group)
-            total.pow_(1 / norm_type)
+        own = [owned.part.grad for owned in owned_of(self._chunks).values()]
+        grads = [grad for grad in own if grad is not None]
+        reducer = self._chunks[0].reducer
+        total = total_norm(grads, norm_type, reducer.buckets.device, reducer.group)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         for grad in grads:
-            grad.mul_(factor.to(grad.dtype))
+            grad.mul_(factor.to(grad.device, grad.dtype))
         return total
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -183,8 +170,8 @@ class ShardedOptimizer(optim.Optimizer):
         except ConfigError:
             self.param_groups.pop()
             raise
-        parts = self._parts()
-        own = [parts[id(p)] for p in group["params"] if id(p) in parts]
+        owned = owned_of(self._chunks)
+        own = [owned[id(p)].part for p in group["params"] if id(p) in owned]
         self._inner.add_param_group({**options_of(group), "params": own})
         self._listed.append([id(p) for p in group["params"]])
 
@@ -193,12 +180,11 @@ class ShardedOptimizer(optim.Optimizer):
     @property
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
         """What this rank keeps, by the model's parameter: of its own part, [elements], live."""
-        found: defaultdict[Tensor, Any] = defaultdict(dict)
-        kept = self._inner.state
-        for owned in self._owned():
-            if owned.part in kept:
-                found[owned.whole] = kept[owned.part]
-        return found
+        return self._kept.by_parameter()
+
+    @property
+    def _kept(self) -> KeptState:
+        return KeptState(self.param_groups, self._inner, self._chunks, self._rule)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, in the form of the optimizer that was sharded. A collective.
@@ -213,14 +199,7 @@ class ShardedOptimizer(optim.Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         self.wait()
-        groups, numbers = _packed(self.param_groups)
-        options = self._options_by_parameter()
-        states = {id(whole): state for whole, state in self.state.items()}
-        found: dict[int, State] = {}
-        for chunk in self._chunks:
-            found.update(consolidated(chunk, states, lambda key: self._scalars(options[key])))
-        state = {numbers[key]: found[key] for key in numbers if key in found}
-        result: dict[str, Any] = {"state": state, "param_groups": groups}
+        result = self._kept.whole()
         for after in self._optimizer_state_dict_post_hooks.values():
             result = after(self, result) or result
         return result
@@ -239,21 +218,7 @@ class ShardedOptimizer(optim.Optimizer):
             OptimizerFailedError: When a step failed half-way.
         """
         self._check_usable()
-        groups, numbers = _packed(self.param_groups)
-        options, kept = self._options_by_parameter(), self._inner.state
-        state = {
-            numbers[id(owned.whole)]: {
-                "range": (owned.piece.start, owned.piece.stop),
-                "size": owned.whole.shape,
-                "stride": owned.whole.stride(),
-                "scalars": self._scalars(options[id(owned.whole)]),
-                "state": dict(kept[owned.part]),
-            }
-            for owned in self._owned()
-            if id(owned.whole) in numbers and owned.part in kept
-        }
-        chunk = self._chunks[0]
-        return {"rank": chunk.rank, "ranks": chunk.ranks, "param_groups": groups, "state": state}
+        return self._kept.local()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a whole state: of this optimizer, on any number of ranks, or of a plain one.
@@ -270,19 +235,10 @@ class ShardedOptimizer(optim.Optimizer):
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = before(self, loaded) or loaded
-        self._load_whole(loaded)
+        self._kept.load_whole(loaded, self.defaults)
+        self._be_loaded()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-    def _load_whole(self, loaded: Mapping[str, Any]) -> None:
-        check_form(loaded)
-        groups = self._checked_groups(loaded)
-        names = self._names()
-        states: dict[int, State] = {}
-        for owned, options, kept in self._matched(groups, loaded["state"]):
-            name = names[id(owned.whole)]
-            states[id(owned.whole)] = cut(kept, owned, self._scalars(options), name)
-        self._load(groups, states)
 
     def load_local_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `local_state_dict()` returned on this rank, with as many ranks as then.
@@ -291,70 +247,11 @@ class ShardedOptimizer(optim.Optimizer):
             ConfigError: When it is that of another rank, or of other parts. Nothing was loaded.
         """
         self._check_not_removed()
-        check_form(state_dict)
-        chunk = self._chunks[0]
-        then = state_dict.get("rank"), state_dict.get("ranks")
-        groups = self._checked_groups(state_dict)
-        matched = list(self._matched(groups, state_dict["state"]))
-        if then != (chunk.rank, chunk.ranks) or any(
-            tuple(kept["range"]) != (owned.piece.start, owned.piece.stop)
-            for owned, _, kept in matched
-        ):
-            raise ConfigError(
-                f"the checkpoint is that of rank {then[0]} of {then[1]}, and this is rank "
-                f"{chunk.rank} of {chunk.ranks}, or parameters were divided otherwise.",
-                why="each rank saved its part alone.",
-                instead="join those of all ranks with join_state_dicts(), and load that with "
-                "load_state_dict().",
-            )
-        states = {
-            id(owned.whole): {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in kept["state"].items()
-            }
-            for owned, _, kept in matched
-        }
-        self._load(groups, states)
+        self._kept.load_local(state_dict, self.defaults)
+        self._be_loaded()
 
-    def _checked_groups(self, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = deepcopy(loaded["param_groups"])
-        sizes = [len(group["params"]) for group in groups]
-        own = [len(group["params"]) for group in self.param_groups]
-        if sizes != own:
-            raise ConfigError(
-                f"the checkpoint has groups of {sizes} parameters, and the optimizer of {own}.",
-                instead="build the optimizer over the same parameters as when it was saved.",
-            )
-        check_options(groups, self.defaults)
-        return groups
-
-    def _matched(
-        self, groups: list[dict[str, Any]], state: Mapping[Any, Any]
-    ) -> Iterator[tuple[Owned, dict[str, Any], Any]]:
-        """What this rank owns of each parameter with state, its options, and that state."""
-        owned = {id(o.whole): o for o in self._owned()}
-        for group, loaded in zip(self.param_groups, groups, strict=True):
-            for parameter, key in zip(group["params"], loaded["params"], strict=True):
-                if id(parameter) in owned and state.get(key):
-                    yield owned[id(parameter)], {**options_of(group), **loaded}, state[key]
-
-    def _load(self, groups: list[dict[str, Any]], states: Mapping[int, State]) -> None:
-        """Give the inner optimizer state of the parts, and all groups their options."""
-        inner_groups: list[dict[str, Any]] = []
-        inner_state: dict[int, State] = {}
-        parts, count = self._parts(), 0
-        for group, loaded in zip(self.param_groups, groups, strict=True):
-            keys = [id(p) for p in group["params"] if id(p) in parts]
-            numbers = list(range(count, count + len(keys)))
-            count += len(keys)
-            inner_state.update(
-                {n: states[key] for n, key in zip(numbers, keys, strict=True) if key in states}
-            )
-            options = {**options_of(group), **options_of(loaded)}
-            inner_groups.append({**options, "params": numbers})
-        self._inner.load_state_dict({"state": inner_state, "param_groups": inner_groups})
-        for group, loaded in zip(self.param_groups, groups, strict=True):
-            group.update(options_of(loaded))
+    def _be_loaded(self) -> None:
+        """Be done with what was before."""
         for chunk in self._chunks:
             chunk.drop_gradients()
             chunk.reducer.refusal = None
@@ -373,7 +270,7 @@ class ShardedOptimizer(optim.Optimizer):
             reports.
         """
         buckets = [bucket for chunk in self._chunks for bucket in chunk.weights.buckets]
-        owned = list(self._owned())
+        owned = owned_of(self._chunks).values()
         wrapped = getattr(self._inner, "report", None)
         tensors = [value for state in self.state.values() for value in state.values()]
         return {
@@ -404,8 +301,7 @@ class ShardedOptimizer(optim.Optimizer):
         for chunk in self._chunks:
             chunk.drop_gradients()
             chunk.weights.remove()
-            chunk.reducer.is_fixed = chunk.reducer.shows_sums = False
-            chunk.reducer.after_round = None
+            chunk.reducer.buckets.is_fixed = chunk.reducer.sums.are_shown = False
         for guard in self._guards:
             guard.remove()
         self._chunks = []
@@ -416,26 +312,6 @@ class ShardedOptimizer(optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise _refused_copy("pickled", "pickle")
-
-    def _owned(self) -> Iterator[Owned]:
-        for chunk in self._chunks:
-            yield from chunk.owned.values()
-
-    def _parts(self) -> dict[int, nn.Parameter]:
-        return {id(owned.whole): owned.part for owned in self._owned()}
-
-    def _names(self) -> dict[int, str]:
-        return {
-            id(parameter): name
-            for chunk in self._chunks
-            for name, parameter in zip(chunk.reducer.names, chunk.reducer.parameters, strict=True)
-        }
-
-    def _options_by_parameter(self) -> dict[int, dict[str, Any]]:
-        return {id(p): group for group in self.param_groups for p in group["params"]}
-
-    def _scalars(self, options: Mapping[str, Any]) -> Collection[str]:
-        return [entry.name for entry in self._rule(options) if entry.is_scalar]
 
     def _check_not_removed(self) -> None:
         if not self._chunks:
@@ -494,16 +370,3 @@ def check_reduced(groups: Sequence[Mapping[str, Any]], reducers: Sequence[Reduce
                     "parameter was frozen.",
                     instead="pass the handle that reduce_gradients returned for this model.",
                 )
-
-
-def _packed(
-    groups: list[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """Groups with numbers instead of parameters, as torch saves them; and the numbers."""
-    numbers: dict[int, int] = {}
-    packed = []
-    for group in groups:
-        for parameter in group["params"]:
-            numbers.setdefault(id(parameter), len(numbers))
-        packed.append({**group, "params": [numbers[id(p)] for p in group["params"]]})
-    return packed, numbers

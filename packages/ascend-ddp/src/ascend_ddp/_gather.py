@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.utils.hooks import RemovableHandle
 
 from ascend_core.errors import CommunicationError, ConfigError
@@ -17,10 +17,13 @@ from ascend_core.layout import Layout
 from ascend_ddp._bucket import view_of
 from ascend_ddp._parameters import Parameters
 from ascend_ddp._plan import BucketPlan
+from ascend_ddp._ranks import Ranks
 from ascend_ddp._reducer import Reducer
 from ascend_ddp._travelling import travelling
 
 __all__ = ["ChunkWeights", "WeightBucket", "refuse_shared_memory"]
+
+_WEIGHTS = "one has ended, or its step has failed. Begin again from a checkpoint."
 
 
 class WeightBucket:
@@ -30,9 +33,9 @@ class WeightBucket:
         plan: The slots.
         parameters: All of the chunk's. Those of the bucket become views of `flat`: of their shape,
             and of their strides where they have no gaps.
-        group: Of the ranks.
-        seconds: That a gather may take.
+        ranks: Who steps them, each its part.
         name: For errors.
+        names: Those of its parameters, for errors.
 
     Attributes:
         flat: [plan.numel], of the parameters' dtype.
@@ -45,24 +48,23 @@ class WeightBucket:
         self,
         plan: BucketPlan,
         parameters: Parameters,
-        group: distributed.ProcessGroup | None,
-        seconds: float | None,
+        ranks: Ranks,
         name: str,
+        names: str,
     ) -> None:
         self.plan = plan
         self._parameters = [parameters[slot.parameter] for slot in plan.slots]
         first = self._parameters[0]
-        size = plan.numel // distributed.get_world_size(group)
-        rank = distributed.get_rank(group)
+        size = plan.numel // ranks.size
         self.flat = torch.zeros(plan.numel, dtype=first.dtype, device=first.device)
-        self.own = self.flat[rank * size : (rank + 1) * size]
+        self.own = self.flat[ranks.number * size : (ranks.number + 1) * size]
         self.gathers = 0
         self.waits = 0
-        self._group = group
-        self._seconds = seconds
+        self._ranks = ranks
         self._name = name
+        self._names = names
         self._work: distributed.Work | None = None
-        self._failure: str | None = None
+        self._failure: Callable[[], CommunicationError] | None = None  # makes it every time anew
         self._kind = travelling(_found(self))
         with torch.no_grad():
             for slot, parameter in zip(plan.slots, self._parameters, strict=True):
@@ -82,9 +84,8 @@ class WeightBucket:
         self.gathers += 1
         if not self.flat.numel():
             return
-        self._work = distributed.all_gather_single(
-            self.flat, self.own, group=self._group, async_op=True
-        )
+        with self._ranks.named(self._what, self._names, _WEIGHTS):
+            self._work = self._ranks.all_gather(self.flat, self.own)
         for parameter in self._parameters:
             parameter.__class__ = self._kind
 
@@ -96,19 +97,15 @@ class WeightBucket:
         """
         if self._work is None:
             return
-        try:
-            if self._failure is None:
-                self._wait(self._work)
-        except RuntimeError as error:
-            self._failure = str(error)
         if self._failure is not None:
-            rank = distributed.get_rank(self._group)
-            raise CommunicationError(
-                f"rank {rank} waited in vain for the weights of {self._name}.",
-                why=f"their gather ended with: {self._failure}",
-                instead="look at the other ranks: one has ended, or its step has failed. Begin "
-                "again from a checkpoint.",
+            raise self._failure()
+        try:
+            self._wait(self._work)
+        except CommunicationError as error:
+            self._failure = partial(
+                CommunicationError, error.what, why=error.why, instead=error.instead
             )
+            raise
         self._work = None
         for parameter in self._parameters:
             parameter.__class__ = nn.Parameter
@@ -124,7 +121,7 @@ class WeightBucket:
         for slot, parameter in zip(self.plan.slots, self._parameters, strict=True):
             if slot.numel and parameter.data_ptr() != first + slot.begin * size:
                 raise ConfigError(
-                    f"weights of {self._name} were moved after the optimizer was sharded.",
+                    f"the weights of {self._name} were moved after the optimizer was sharded.",
                     why="they lie in a flat buffer, which is what is stepped and gathered; "
                     "model.to(), model.half() or p.data = ... gives a parameter other memory.",
                     instead="convert the model before shard_optimizer(), or remove() the "
@@ -143,11 +140,12 @@ class WeightBucket:
             for parameter in self._parameters:
                 parameter.data = parameter.data.clone()
 
+    @property
+    def _what(self) -> str:
+        return f"the weights of {self._name}"
+
     def _wait(self, work: distributed.Work) -> None:
-        if self._seconds is None:
-            work.wait()
-        else:
-            work.wait(timedelta(seconds=self._seconds))
+        self._ranks.wait(work, self._what, self._names, _WEIGHTS)
 
 
 def _found(bucket: WeightBucket) -> Callable[[], None]:
@@ -171,17 +169,19 @@ class ChunkWeights:
 
     Attributes:
         buckets: As the reducer's.
+        ranks: Among whom they are divided.
     """
 
     def __init__(self, reducer: Reducer, seconds: float | None) -> None:
-        names, parameters = reducer.names, reducer.parameters
+        parameters = reducer.parameters
+        self.ranks = Ranks(reducer.group, seconds)
         self.buckets = [
             WeightBucket(
                 bucket.plan,
                 parameters,
-                reducer.group,
-                seconds,
-                f"bucket {number} ({names[bucket.indices[0]]} and {len(bucket.indices) - 1} more)",
+                self.ranks,
+                f"bucket {number}",
+                reducer.buckets.named(bucket.indices),
             )
             for number, bucket in enumerate(reducer.buckets)
         ]
@@ -255,7 +255,7 @@ def _waiting(
     return wait
 
 
-def refuse_shared_memory(names: Sequence[str], parameters: Iterable[Tensor]) -> None:
+def refuse_shared_memory(parameters: Parameters) -> None:
     """Refuse parameters that lie in the same memory: in a flat buffer they would part.
 
     Raises:
@@ -263,7 +263,7 @@ def refuse_shared_memory(names: Sequence[str], parameters: Iterable[Tensor]) -> 
     """
     ranges = sorted(
         (str(p.device), p.data_ptr(), Layout.of(p).nbytes, name)
-        for name, p in zip(names, parameters, strict=True)
+        for name, p in parameters.named()
         if p.numel()
     )
     for one, other in itertools.pairwise(ranges):

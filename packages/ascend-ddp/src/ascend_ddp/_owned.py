@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from ascend_core.layout import Layout
 from ascend_ddp._gather import ChunkWeights
 from ascend_ddp._reducer import Reducer
 from ascend_ddp._shards import Piece, pieces_of
 
-__all__ = ["Chunk", "Owned", "flattened", "show_sums"]
+__all__ = ["Chunk", "Owned", "flattened", "owned_of"]
 
 
 class Owned(NamedTuple):
@@ -44,9 +43,8 @@ class Chunk:
 
     def __init__(self, reducer: Reducer, seconds: float | None) -> None:
         self.reducer = reducer
-        self.rank = distributed.get_rank(reducer.group)
-        self.ranks = distributed.get_world_size(reducer.group)
         self.weights = ChunkWeights(reducer, seconds)
+        self.rank, self.ranks = self.weights.ranks.number, self.weights.ranks.size
         plans = [bucket.plan for bucket in reducer.buckets]
         self.owned: dict[int, Owned] = {}
         for piece in pieces_of(plans, self.rank, self.ranks):
@@ -65,12 +63,12 @@ class Chunk:
     def give_gradients(self) -> None:
         """Let each part have its piece of the sums: a view, or a copy of its own dtype."""
         reducer = self.reducer
-        if not reducer.holds_sums:
+        if not reducer.sums.are_held:
             return
         for piece, whole, part in self.owned.values():
-            if not reducer.used[piece.parameter] or part.grad is not None:
+            if not reducer.sums.used[piece.parameter] or part.grad is not None:
                 continue
-            if not reducer.shows_sums:
+            if not reducer.sums.are_shown:
                 shard = reducer.buckets[piece.bucket].shard
                 assert shard is not None
                 part.grad = shard[piece.begin : piece.end].to(part.dtype)
@@ -81,10 +79,10 @@ class Chunk:
         """Be done with the sums, wherever they show."""
         for _, _, part in self.owned.values():
             part.grad = None
-        if self.reducer.shows_sums:
+        if self.reducer.sums.are_shown:
             for parameter in self.parameters:
                 parameter.grad = None
-        self.reducer.holds_sums = False
+        self.reducer.sums.are_held = False
 
     def send_weights(self, stepped: set[int]) -> None:
         """Gather the buckets of which a parameter was stepped, by the parameters' ids."""
@@ -93,29 +91,14 @@ class Chunk:
             number
             for number, bucket in enumerate(reducer.buckets)
             for index in bucket.indices
-            if reducer.used[index] and id(reducer.parameters[index]) in stepped
+            if reducer.sums.used[index] and id(reducer.parameters[index]) in stepped
         }
         self.weights.send(used)
 
 
-def show_sums(reducer: Reducer) -> None:
-    """Show the sums in `p.grad`: this rank's part of them, and elsewhere a NaN or zeros.
-
-    A NaN where one rank has an inf or a NaN: a gradient scaler finds one on every rank or on none.
-    """
-    rank = distributed.get_rank(reducer.group)
-    others = torch.zeros((), dtype=torch.float32, device=reducer.parameters[0].device)
-    for bucket in reducer.buckets:
-        assert bucket.shard is not None
-        others += (bucket.shard * 0).sum(dtype=torch.float32)  # inf * 0 is NaN
-    distributed.all_reduce(others, group=reducer.group)
-    reducer.shown = {}
-    for bucket in reducer.buckets:
-        bucket.show(rank, others)
-        for index in bucket.indices:
-            if reducer.used[index]:
-                bucket.give_back(index)
-                reducer.shown[index] = reducer.parameters[index].grad
+def owned_of(chunks: Iterable[Chunk]) -> dict[int, Owned]:
+    """What this rank owns of a whole model, by the id of the model's parameter."""
+    return {key: owned for chunk in chunks for key, owned in chunk.owned.items()}
 
 
 def flattened(tensor: Tensor) -> Tensor:

@@ -41,3 +41,7 @@ class Parameters:
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         return (self[index] for index in range(len(self)))
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each with its name."""
+        return zip(self.names, self, strict=True)

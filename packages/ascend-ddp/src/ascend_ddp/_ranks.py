@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp
 
 from ascend_core.errors import CommunicationError, ConfigError
@@ -19,6 +20,11 @@ __all__ = ["Ranks"]
 
 # A number of 63 bits as three that all backends add up.
 _SHIFTS, _MASK = (0, 21, 42), 2**21 - 1
+
+_GRADIENTS = (
+    "one has ended, or is elsewhere in the program. A rank that has nothing to do in a step must "
+    "step its optimizer all the same."
+)
 
 
 class Ranks:
@@ -51,21 +57,29 @@ class Ranks:
                 instead="call it on the ranks of the group, each with the group that it is in.",
             )
 
-    def wait(self, work: distributed.Work, what: str, names: str) -> None:
+    def wait(
+        self, work: distributed.Work, what: str, names: str, instead: str = _GRADIENTS
+    ) -> None:
         """Wait for a collective: on an accelerator the current stream does, and the host goes on.
+
+        Args:
+            work: It.
+            what: What is waited for.
+            names: What travels in it.
+            instead: What to do where it does not arrive.
 
         Raises:
             CommunicationError: When it failed or took too long.
         """
-        with self.named(what, names):
+        with self.named(what, names, instead):
             if self._timeout is None:
                 work.wait()
             else:
                 work.wait(self._timeout)
 
     @contextmanager
-    def named(self, what: str, names: str) -> Iterator[None]:
-        """Give a collective's failure a name.
+    def named(self, what: str, names: str, instead: str = _GRADIENTS) -> Iterator[None]:
+        """Give a collective's failure a name. The arguments are those of `wait`.
 
         Raises:
             CommunicationError: When a collective within fails.
@@ -76,8 +90,7 @@ class Ranks:
             raise CommunicationError(
                 f"rank {self.number} of {self.size} waited in vain for {what}.",
                 why=f"it holds {names}, and its collective ended with: {error}",
-                instead="look at the other ranks: one has ended, or is elsewhere in the program. "
-                "A rank that has nothing to do in a step must step its optimizer all the same.",
+                instead=f"look at the other ranks: {instead}",
             ) from error
 
     def all_reduce(
@@ -96,6 +109,15 @@ class Ranks:
         if whole.is_complex():
             part, whole = torch.view_as_real(part), torch.view_as_real(whole)
         return self._connected.reduce_scatter_single(part, whole, options)
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> distributed.Work:
+        """Give each rank the parts of all."""
+        options = AllgatherOptions()
+        if self._timeout is not None:
+            options.timeout = self._timeout
+        if whole.is_complex():
+            whole, part = torch.view_as_real(whole), torch.view_as_real(part)
+        return self._connected.all_gather_single(whole, part, options)
 
     @property
     def _connected(self) -> distributed.ProcessGroup:

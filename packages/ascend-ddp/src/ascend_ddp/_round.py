@@ -6,29 +6,14 @@ import dataclasses
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from ascend_core.streams import Stream
+from ascend_ddp._backward import End
 
-__all__ = ["End", "Round"]
+__all__ = ["Round"]
 
 _LONGEST_S = 0.2
-
-
-class End:
-    """What autograd calls when a backward has ended. It dies without a call when that fails.
-
-    Args:
-        reached: Is called.
-    """
-
-    def __init__(self, reached: Callable[[], None]) -> None:
-        self._reached = reached
-
-    def __call__(self) -> None:
-        """The backward has ended."""
-        self._reached()
 
 
 @dataclasses.dataclass
@@ -61,10 +46,14 @@ class Round:
     filled_on: dict[int, dict[Any, Stream]] = dataclasses.field(default_factory=dict)
     events: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
+    @property
+    def has_end(self) -> bool:
+        """Whether autograd will tell when the backward has ended."""
+        return self.end is not None and self.end() is not None
+
     def is_of(self, task: int) -> bool:
         """Whether it is the round of autograd's backward of that number, which goes on."""
-        is_alive = self.end is not None and self.end() is not None
-        return self.task == task and is_alive and not self.is_behind
+        return self.task == task and self.has_end and not self.is_behind
 
     def has_failed(self, task: int | None) -> bool:
         """Whether an exception ended the backward.
@@ -78,10 +67,10 @@ class Round:
         is_another = task is not None and self.task is not None and task != self.task
         if is_another:
             self._let_end_die()
-        return self.end() is None or task == -1
+        return not self.has_end or task == -1
 
     def _let_end_die(self) -> None:
         """Let a thread of autograd drop what has failed; it needs Python's lock for that."""
         latest = time.monotonic() + _LONGEST_S
-        while self.end is not None and self.end() is not None and time.monotonic() < latest:
+        while self.has_end and time.monotonic() < latest:
             time.sleep(0.001)

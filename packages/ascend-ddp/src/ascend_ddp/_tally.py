@@ -44,6 +44,9 @@ class Tally:
         failed: Whether an exception ended the backward here.
         device: On which ranks talk.
         ranks: Who talks.
+
+    Attributes:
+        work: The collective, to be waited for.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Tally:
         pinned = backend_of(device).can_pin
         told = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=pinned)
         self._sent = told.to(device, non_blocking=True)
-        self.work: distributed.Work | None = ranks.all_reduce(self._sent, distributed.ReduceOp.MAX)
+        self.work = ranks.all_reduce(self._sent, distributed.ReduceOp.MAX)
         self._host: Tensor | None = None
 
     @property

@@ -13,7 +13,7 @@ from ascend_ddp._checkpoint import joined as join_state_dicts
 from ascend_ddp._facade import ShardedOptimizer, check_reduced
 from ascend_ddp._gather import refuse_shared_memory
 from ascend_ddp._inner import check_inner, guarded, over_parts
-from ascend_ddp._owned import Chunk, show_sums
+from ascend_ddp._owned import Chunk, owned_of
 from ascend_ddp.config import ShardedConfig
 from ascend_ddp.reduce import GradientReduction
 
@@ -71,23 +71,22 @@ def shard_optimizer(
     facade._rule, facade._failure, facade._guards = rule_for(optimizer), None, []
     facade._chunks = []
     for reducer in reduction.reducers:
-        refuse_shared_memory(reducer.names, reducer.parameters)
+        refuse_shared_memory(reducer.parameters)
     check_reduced(optimizer.param_groups, reduction.reducers)
     before = optimizer.state_dict() if optimizer.state else None
     reduction.wait()
     facade._chunks = [Chunk(reducer, config.timeout_s) for reducer in reduction.reducers]
     facade._listed = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-    parts = facade._parts()
+    parts = {key: owned.part for key, owned in owned_of(facade._chunks).items()}
     facade._inner = over_parts(optimizer, parts)
     if before is not None:
-        facade._load_whole(before)
+        facade._kept.load_whole(before, facade.defaults)
         optimizer.state.clear()
     if wrap is not None and parts:
         facade._inner = _checked_wrapped(wrap(facade._inner), facade._inner)
     for chunk in facade._chunks:
-        chunk.reducer.is_fixed = True
-        chunk.reducer.shows_sums = config.grad_scaler
-        chunk.reducer.after_round = show_sums if config.grad_scaler else None
+        chunk.reducer.buckets.is_fixed = True
+        chunk.reducer.sums.are_shown = config.grad_scaler
     facade._guards = guarded(optimizer)
     return facade
 
@@ -108,7 +107,7 @@ def _check_reduction(reduction: object) -> None:
         raise ConfigError(
             "the reduction was removed.", instead="call reduce_gradients again, and pass that."
         )
-    if any(reducer.is_fixed for reducer in reduction.reducers):
+    if any(reducer.buckets.is_fixed for reducer in reduction.reducers):
         raise ConfigError(
             "an optimizer was sharded along this reduction already.",
             why="its buckets of weights are gathered by that one.",

@@ -1,0 +1,45 @@
+"""The norm of gradients of which each rank has its part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, distributed
+
+__all__ = ["total_norm"]
+
+
+def total_norm(
+    grads: Iterable[Tensor],
+    norm_type: float,
+    device: torch.device,
+    group: distributed.ProcessGroup | None,
+) -> Tensor:
+    """The norm over all ranks. A collective; each element counts once.
+
+    Args:
+        grads: Of this rank, on any devices.
+        norm_type: Which norm; `math.inf` for the largest element.
+        device: On which ranks talk.
+        group: The ranks.
+
+    Returns:
+        0-d, FP32, on `device`, the same on every rank.
+    """
+    norms = [
+        torch.linalg.vector_norm(g, norm_type, dtype=torch.float32).to(device)
+        for g in grads
+        if g.numel()
+    ]
+    total = torch.zeros((), device=device)
+    if norms:
+        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if math.isinf(norm_type):
+        distributed.all_reduce(total, distributed.ReduceOp.MAX, group)
+    else:
+        total.pow_(norm_type)
+        distributed.all_reduce(total, group=group)
+        total.pow_(1 / norm_type)
+    return total

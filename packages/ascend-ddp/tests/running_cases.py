@@ -1,0 +1,31 @@
+"""What the ranks of a test of cases do: run all, one behind the other."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import distributed
+
+Case = Callable[[int, int], None]
+
+
+def run_cases(rank: int, cases: Mapping[str, Case], device: str = "cpu") -> dict[str, str]:
+    """Run each with the rank and the number of ranks; return the tracebacks of those that raised.
+
+    Args:
+        rank: This one.
+        cases: By name; all ranks have the same, in one order.
+        device: On which the cases make their tensors.
+    """
+    failed = {}
+    for name, function in cases.items():
+        torch.manual_seed(0)
+        try:
+            with torch.device(device):
+                function(rank, distributed.get_world_size())
+        except Exception:
+            failed[name] = traceback.format_exc()
+        distributed.barrier()
+    return failed
