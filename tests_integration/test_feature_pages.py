@@ -22,7 +22,7 @@ PAGES = {
     "ascend-swap/src": ["swap-optimizer", "swap-attention", "megatron"],
     "ascend-core/src/ascend_core/optim": ["swap-optimizer"],
     "ascend-reuse-param/src": ["reuse-fp32-param"],
-    "ascend-ddp/src": ["reduce-gradients"],
+    "ascend-ddp/src": ["reduce-gradients", "megatron"],
     "ascend-ops/src": ["fused-ops", "alibi", "megatron"],
 }
 

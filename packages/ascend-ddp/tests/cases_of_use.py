@@ -16,7 +16,18 @@ from ascend_core.errors import ConfigError
 from ascend_ddp import DDPConfig, reduce_gradients
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import SMALL, WIDTH, averages, batch, case, check_grads, check_same, loss_of, stack
+from cases import (
+    SMALL,
+    WIDTH,
+    Segments,
+    averages,
+    batch,
+    case,
+    check_grads,
+    check_same,
+    loss_of,
+    stack,
+)
 
 
 @case
@@ -223,6 +234,22 @@ def own_hooks(rank: int, world: int) -> None:
     expected = averages(model, lambda r: loss_of(model, batch(r)), world)
     assert expected[0] is not None and model[0].weight.grad is not None
     check_same(model[0].weight.grad, expected[0])
+
+
+@case
+def a_step_ends_what_was_not_noticed(rank: int, world: int) -> None:
+    """A backward in which all gradients came from within another is sent by the step, once."""
+    model = Segments(*stack())
+    model.reentrant = True
+    handle = reduce_gradients(model, SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model.forward, batch(rank, step).requires_grad_()).backward()
+        optimizer.step()
+        report = handle.report()
+        assert report["backwards"] == step + 1
+        assert report["collectives"] == report["backwards"] * report["buckets"]
 
 
 assert WIDTH == 16  # `complex_parameters` cuts it

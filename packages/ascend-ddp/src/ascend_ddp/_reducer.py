@@ -47,6 +47,8 @@ class Reducer:
         is_last_microbatch: Whether the next backward sends what was accumulated.
         last: What happened in the last round that sent.
         rounds: How many backwards have sent, so far.
+        waits_at_end: Whether the end of a backward waits for what it sent. Otherwise `wait()` does,
+            and the backwards of other chunks run beside it.
         chunk: The module, while it lives.
         parameters: Of the chunk, in the order of their indices.
         buckets: In the order in which they leave.
@@ -64,6 +66,7 @@ class Reducer:
         self.is_last_microbatch = True
         self.last = Round(syncs=True)
         self.rounds = 0
+        self.waits_at_end = True
         self.chunk = weakref.ref(chunk)
         self.parameters = Parameters(dict(chunk.named_parameters()))
         self.refusal: Callable[[], Exception] | None = None
@@ -148,7 +151,15 @@ class Reducer:
             elif not running.syncs:
                 self._round = None
             else:
-                self._finish(running)
+                self._end_round(running)
+
+    def _end_round(self, running: Round) -> None:
+        if self.waits_at_end:
+            self._finish(running)
+            return
+        with self._ending():
+            self._sender.launch_rest(running)
+        running.is_behind = True  # whatever comes next finishes it
 
     # A round
 
@@ -193,10 +204,11 @@ class Reducer:
     def send(self) -> None:
         """Reduce what is accumulated, where this rank has no backward to do it."""
         with self._lock:
+            sent = self.rounds
             self.wait()
-            if self._round is None and self.is_last_microbatch:
+            if self.rounds == sent and self._round is None and self.is_last_microbatch:
                 self._round = self._begin()
-                self._finish(self._round)
+                self._end_round(self._round)
 
     def _finish(self, running: Round) -> None:
         """Send the buckets that are left, wait for all, and give the gradients back."""

@@ -1,0 +1,1 @@
+"""What this package offers for libraries that it does not need."""
