@@ -21,6 +21,7 @@ from ascend_ddp._tally import Tally, TallyResult
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cases
+import cases_joined  # noqa: F401  registers more
 import cases_of_use  # noqa: F401  registers more
 import sharded_cases
 from running_cases import run_cases
