@@ -7,7 +7,8 @@ compared.
 `Not` of the unknown is unknown; `All` is false as soon as one part is, and `AnyOf` true as soon as
 one part is, whatever the others are (Kleene's logic). A rule speaks only where its condition is
 known to hold: so a rule that *requires* something, whose condition is "on, and what it needs is
-not", is silent where nobody said whether that is there.
+not", is silent where nobody said whether that is there. An exception is written with `Unless`, which is
+never unknown: it stands for what would have been said.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ascend_suite.plan import Plan
 from ascend_suite.rule import Predicate
 from ascend_suite.versions import Version
 
-__all__ = ["All", "AnyOf", "Compare", "Not", "On", "Option", "Product", "Sum"]
+__all__ = ["All", "AnyOf", "Compare", "Not", "On", "Option", "Product", "Sum", "Unless"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,28 @@ class Not:
 
     def __str__(self) -> str:
         return f"{self.part.feature} is off" if isinstance(self.part, On) else f"not ({self.part})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unless:
+    """Nobody says that the condition holds: for an exception to a rule.
+
+    Attributes:
+        part: The condition.
+    """
+
+    part: Predicate
+
+    def holds(self, plan: Plan) -> bool | None:
+        """True where the part does not hold, and where that is not known."""
+        return self.part.holds(plan) is not True
+
+    def names(self) -> frozenset[str]:
+        """Those of the part."""
+        return self.part.names()
+
+    def __str__(self) -> str:
+        return f"unless {self.part}" if isinstance(self.part, Compare) else f"unless ({self.part})"
 
 
 class _Together:

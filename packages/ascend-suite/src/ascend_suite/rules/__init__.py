@@ -6,8 +6,22 @@ Earlier rules are reported before later ones of the same severity.
 from __future__ import annotations
 
 from ascend_suite.rule import Rule
+from ascend_suite.rules.activations import ACTIVATION_RULES
+from ascend_suite.rules.gradients import GRADIENT_RULES
+from ascend_suite.rules.operators import OPERATOR_RULES
+from ascend_suite.rules.optimizers import OPTIMIZER_RULES
 from ascend_suite.rules.pairs import PAIR_RULES
+from ascend_suite.rules.recompute import RECOMPUTE_RULES
+from ascend_suite.rules.software import SOFTWARE_RULES
 
 __all__ = ["RULES"]
 
-RULES: tuple[Rule, ...] = (*PAIR_RULES,)
+RULES: tuple[Rule, ...] = (
+    *SOFTWARE_RULES,
+    *PAIR_RULES,
+    *OPTIMIZER_RULES,
+    *ACTIVATION_RULES,
+    *RECOMPUTE_RULES,
+    *OPERATOR_RULES,
+    *GRADIENT_RULES,
+)
