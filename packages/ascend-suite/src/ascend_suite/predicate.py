@@ -7,8 +7,8 @@ compared.
 `Not` of the unknown is unknown; `All` is false as soon as one part is, and `AnyOf` true as soon as
 one part is, whatever the others are (Kleene's logic). A rule speaks only where its condition is
 known to hold: so a rule that *requires* something, whose condition is "on, and what it needs is
-not", is silent where nobody said whether that is there. An exception is written with `Unless`, which is
-never unknown: it stands for what would have been said.
+not", is silent where nobody said whether that is there. An exception is written with `Unless`,
+which is never unknown: it stands for what would have been said.
 """
 
 from __future__ import annotations
@@ -329,11 +329,10 @@ class Compare:
         return self.left.names() | right
 
     def __str__(self) -> str:
-        if isinstance(self.right, tuple):
-            shown = ", ".join(map(str, self.right))
-        else:
-            shown = "not set" if self.right is None else str(self.right)
-        return f"{self.left} {self.relation} {shown}"
+        if self.right is None:
+            return f"{self.left} {_OF_NONE.get(self.relation, self.relation)}"
+        listed = ", ".join(map(str, self.right)) if isinstance(self.right, tuple) else self.right
+        return f"{self.left} {self.relation} {'empty' if self.right == () else listed}"
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
@@ -395,6 +394,7 @@ def _opposite(
     return of
 
 
+_OF_NONE = {"is": "is not set", "is not": "is set"}
 _RELATIONS: Mapping[str, Callable[[object, object], bool | None]] = {
     "is": _equal,
     "is not": _opposite(_equal),

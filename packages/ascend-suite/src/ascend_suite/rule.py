@@ -30,6 +30,9 @@ class Predicate(Protocol):
     def names(self) -> frozenset[str]:
         """The features, and the options as `feature.option` or `training.option`, it reads."""
 
+    def __str__(self) -> str:
+        """The condition in words, for the documentation."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
@@ -61,3 +64,9 @@ class Rule:
     scope: Scope = "both"
     severity: Severity = Severity.ERROR
     proof: str | None = None
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return the rule as JSON values; the condition in words."""
+        fields = (field.name for field in dataclasses.fields(self))
+        values = {name: getattr(self, name) for name in fields}
+        return {name: None if value is None else str(value) for name, value in values.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_suite.predicate import All, AnyOf, On, Option
+from ascend_suite.predicate import All, AnyOf, Option
 
 __all__ = [
     "FULL_RECOMPUTE",
@@ -13,7 +13,6 @@ __all__ = [
     "OPTIMIZER_FEATURES",
     "REBUILDING",
     "SAVED_TENSOR_FEATURES",
-    "any_on",
     "training",
 ]
 
@@ -33,11 +32,6 @@ OPTIMIZER_FEATURES = ("swap-optimizer", "reuse-fp32-param", "shard-optimizer")
 def training(name: str) -> Option:
     """The option of training of this name."""
     return Option(f"training.{name}")
-
-
-def any_on(*features: str) -> AnyOf:
-    """One of the features at least is on."""
-    return AnyOf(*map(On, features))
 
 
 ON_MEGATRON = training("framework").equals("megatron-core")

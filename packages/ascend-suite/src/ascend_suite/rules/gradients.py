@@ -5,11 +5,10 @@ from __future__ import annotations
 from ascend_suite.finding import Severity
 from ascend_suite.predicate import All, AnyOf, On, Option, Unless
 from ascend_suite.rule import Rule
-from ascend_suite.rules.conditions import MEGATRON_FSDP, ON_MEGATRON, any_on, training
+from ascend_suite.rules.conditions import MEGATRON_FSDP, ON_MEGATRON, training
 
 __all__ = ["GRADIENT_RULES"]
 
-_OURS = any_on("reduce-gradients", "shard-optimizer")
 _OTHER_FSDP = AnyOf(MEGATRON_FSDP, training("use_torch_fsdp2").equals(True))
 
 
@@ -66,7 +65,7 @@ _REDUCE = (
         subject="reduce-gradients",
         relation="requires",
         fires_when=All(
-            _OURS,
+            On("reduce-gradients"),
             AnyOf(training("data_parallel_size").equals(1), training("world_size").equals(1)),
         ),
         what="reduce-gradients has no other rank to average with.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ascend_suite.finding import Severity
 from ascend_suite.predicate import All, AnyOf, Not, On, Option, Product, Sum
 from ascend_suite.rule import Rule
-from ascend_suite.rules.conditions import FULL_RECOMPUTE, REBUILDING, any_on, training
+from ascend_suite.rules.conditions import FULL_RECOMPUTE, REBUILDING, training
 
 __all__ = ["RECOMPUTE_RULES"]
 
@@ -163,12 +163,27 @@ def _verify(feature: str) -> Rule:
     )
 
 
+def _distributed(feature: str) -> Rule:
+    return Rule(
+        id=f"{feature}/distributed-activations",
+        subject=feature,
+        relation="conflicts",
+        fires_when=All(On(feature), training("distribute_saved_activations").equals(True)),
+        what=f"distribute_saved_activations divides nothing that {feature} keeps.",
+        because="it is an option of megatron-core's own full recompute; CheckpointWithoutOutput "
+        "refuses it, too.",
+        instead="leave it off: sequence parallelism divides activations without it.",
+        source="constraints 28",
+        scope="megatron-core",
+    )
+
+
 _BY_FEATURE = tuple(
     make(feature)
     for feature in REBUILDING
     for make in (
         *(_uniform, _same_values, _selective, _too_many, _behind_full, _planned),
-        *(_hugging_face, _verify),
+        *(_hugging_face, _verify, _distributed),
     )
 )
 
@@ -177,10 +192,7 @@ _OWN = (
         id="recompute-layers/twice",
         subject="recompute-layers",
         relation="conflicts",
-        fires_when=All(
-            On("recompute-layers"),
-            FULL_RECOMPUTE,
-        ),
+        fires_when=All(On("recompute-layers"), FULL_RECOMPUTE),
         what="recompute-layers and recompute_granularity='full' recompute layers twice.",
         because="megatron-core runs its layers again by itself.",
         instead="leave one of them off.",
@@ -189,6 +201,7 @@ _OWN = (
     ),
     _hugging_face("recompute-layers"),
     _verify("recompute-layers"),
+    _distributed("recompute-layers"),
     Rule(
         id="recompute-layers/num-layers",
         subject="recompute-layers",
@@ -261,21 +274,6 @@ _OWN = (
         because="norm and linear layer are one module there, which was not tested.",
         instead="use transformer_impl='local', or leave recompute-norm off.",
         source="constraints 27",
-        scope="megatron-core",
-    ),
-    Rule(
-        id="recompute/distributed-activations",
-        subject="recompute-layers",
-        relation="conflicts",
-        fires_when=All(
-            any_on("recompute-activation", "recompute-norm", "recompute-layers"),
-            training("distribute_saved_activations").equals(True),
-        ),
-        what="distribute_saved_activations divides nothing that features of the suite keep.",
-        because="it is an option of megatron-core's own full recompute; CheckpointWithoutOutput "
-        "refuses it.",
-        instead="leave it off: sequence parallelism divides activations without it.",
-        source="constraints 28",
         scope="megatron-core",
     ),
 )
