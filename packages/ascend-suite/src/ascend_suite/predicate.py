@@ -264,7 +264,9 @@ class _Arithmetic(_Term):
         return frozenset().union(*(p.names() for p in self.parts if isinstance(p, _Term)))
 
     def __str__(self) -> str:
-        return f" {self._sign} ".join(map(str, self.parts))
+        return f" {self._sign} ".join(
+            f"({part})" if isinstance(part, _Arithmetic) else str(part) for part in self.parts
+        )
 
 
 @dataclasses.dataclass(frozen=True, init=False)

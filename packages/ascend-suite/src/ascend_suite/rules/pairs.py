@@ -232,8 +232,8 @@ PAIR_RULES = (
         instead="give recompute-layers method='block' and fewer layers than there are: the others' "
         "activations move.",
         source="constraints 38, 39",
-        proof="tests_integration/test_swap_attention_pairs.py::"
-        "test_a_layer_that_is_recomputed_moves_nothing",
+        proof="tests_integration/test_allowed_plans.py::"
+        "test_attention_in_layers_that_all_run_again",
     ),
     Rule(
         id="swap-attention/mlp-recomputed-twice",
@@ -255,7 +255,7 @@ PAIR_RULES = (
         instead="leave recompute_num_layers out, or give recompute-activation the layers behind "
         "those.",
         source="constraints 22, 39",
-        proof="tests_integration/test_pairs.py::test_allowed",
+        proof="tests_integration/test_allowed_plans.py::test_mlps_that_run_again_and_are_rebuilt",
     ),
     Rule(
         id="swap-attention/swap-optimizer-host-budget",

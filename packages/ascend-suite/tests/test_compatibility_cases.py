@@ -1,0 +1,126 @@
+"""What users of other libraries took for right and was wrong, or the reverse."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ascend_core.errors import ConfigError
+from ascend_ops.config import FusedOpsConfig
+from ascend_suite.check import check
+from ascend_suite.finding import Finding, Severity
+from ascend_suite.plan import Plan
+from ascend_swap.config import SwapAttentionConfig, SwapOptimizerConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rule_examples import plan
+
+GIB = 2**30
+
+
+def of(rule: str, given: Plan) -> Finding:
+    """What one rule says of a plan."""
+    (finding,) = (finding for finding in check(given) if finding.rule == rule)
+    return finding
+
+
+def errors(given: Plan) -> list[str | None]:
+    return [finding.rule for finding in check(given) if finding.severity is Severity.ERROR]
+
+
+def test_cc_01_an_option_without_its_prerequisite_names_both() -> None:
+    found = of(
+        "megatron/param-gather-needs-grad-reduce",
+        plan(overlap_param_gather=True, overlap_grad_reduce=False),
+    )
+    assert found.severity is Severity.ERROR
+    assert {"overlap_param_gather", "overlap_grad_reduce"} <= set(found.what[:-1].split())
+    assert errors(plan("shard-optimizer")) == ["shard-optimizer/reduction"]
+
+
+@pytest.mark.parametrize(
+    ("given", "valid"),
+    [
+        (plan(recompute_granularity="selective", recompute_modules=("typo",)), "core_attn"),
+        (plan(fine_grained_activation_offloading=True, offload_modules=("typo",)), "qkv_linear"),
+    ],
+)
+def test_cc_03_an_unknown_module_lists_the_valid_ones(given: Plan, valid: str) -> None:
+    (found,) = check(given)
+    assert found.severity is Severity.ERROR
+    assert valid in str(found.why)
+
+
+def test_cc_03_a_module_where_no_module_is_taken() -> None:
+    full = plan(recompute_granularity="full", recompute_modules=("layernorm",))
+    assert of("megatron/recompute-modules-without-selective", full).severity is Severity.WARNING
+    with pytest.raises(ConfigError, match="swiglu and rms_norm"):
+        FusedOpsConfig(operators=("typo",))
+
+
+def test_cc_04_offload_with_accumulation_is_supported() -> None:
+    given = plan(SwapOptimizerConfig(offload_gradients=True), num_microbatches=4)
+    assert errors(given) == []
+    assert "bit for bit" in str(of("swap-optimizer/accumulation", given).why)
+
+
+def test_cc_05_alibi_with_context_parallelism_is_refused_at_the_start() -> None:
+    given = plan(position_embedding_type="alibi", context_parallel_size=2)
+    assert errors(given) == ["alibi/context-parallel"]
+
+
+def test_cc_06_slow_but_legal_takes_leave() -> None:
+    slow = plan("swap-optimizer", optimizer_form="for-loop", device="npu")
+    assert errors(slow) == ["swap-optimizer/for-loop"]
+    allowed = Plan(slow.features, slow.training, allow=("swap-optimizer/for-loop",))
+    assert errors(allowed) == []
+
+
+def test_cc_07_two_planners_of_one_host() -> None:
+    features = (
+        SwapAttentionConfig(host_budget=40 * GIB),
+        SwapOptimizerConfig(host_budget_bytes=40 * GIB),
+    )
+    assert errors(plan(*features, pinned_limit_bytes=64 * GIB)) == [
+        "swap-attention/swap-optimizer-host-budget"
+    ]
+    assert errors(plan(*features, pinned_limit_bytes=80 * GIB)) == []
+    for option in ("cpu_offloading", "fine_grained_activation_offloading", "smart_swap"):
+        assert errors(plan("swap-attention", **{option: True}))
+    for option in ("optimizer_cpu_offload", "smart_swap"):
+        assert errors(plan("swap-optimizer", **{option: True}))
+
+
+def test_cc_09_a_default_that_differs_from_the_one_before_is_told() -> None:
+    given = plan("swap-optimizer", framework="pytorch", bf16=True)
+    assert of("swap-optimizer/no-masters", given).severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "feature", ["reuse-fp32-param", SwapOptimizerConfig(master_weights=True)], ids=str
+)
+def test_cc_10_a_run_that_cannot_resume_is_refused_when_it_starts(feature: object) -> None:
+    assert any(
+        str(rule).endswith("masters-not-saved")
+        for rule in errors(plan(feature, no_save_optim=True))
+    )
+    assert errors(plan(feature, no_save_optim=False)) == []
+
+
+def test_cc_10_a_format_that_loses_step_counts() -> None:
+    given = plan(
+        "swap-optimizer",
+        framework="megatron-core",
+        ckpt_format="torch",
+        use_distributed_optimizer=True,
+    )
+    assert errors(given) == ["swap-optimizer/cannot-resume"]
+
+
+def test_cc_12_reentrant_replay_beside_reduction_is_right() -> None:
+    given = plan("reduce-gradients", reentrant_checkpoint=True, shared_parameters=True)
+    found = of("reduce-gradients/reentrant-shared", given)
+    assert found.severity is Severity.NOTE
+    assert errors(given) == []
