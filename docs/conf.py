@@ -12,6 +12,7 @@ author = "The Ascend Suite authors"
 copyright = author
 
 extensions = [
+    "compatibility_rules",
     "config_options",
     "markdown_blocks",
     "plan_tables",
@@ -33,6 +34,8 @@ autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True  # attributes as fields: a NamedTuple describes each a second time
+
+smartquotes_action = "qe"  # two dashes begin an option, and are no dash
 
 html_theme = "furo"
 html_title = "Ascend Suite"

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ascend_suite.explain import pairs
+from ascend_suite.rules import RULES
+from ascend_suite.rules.out_of_scope import OutOfScope
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs/_ext"))
 
+from compatibility_rules import out_of_scope_text, pairs_text, rules_text
 from config_options import options_table
 from markdown_blocks import with_marked_blocks
 from plan_tables import flags_table, training_table
@@ -92,3 +97,32 @@ def test_tables_of_plans_have_a_row_for_each_option_and_each_flag() -> None:
     assert any(line.startswith(row) for line in flags_table().splitlines())
     with pytest.raises(ValueError, match="no option"):
         training_table("nobody")
+
+
+def test_every_rule_is_printed_with_all_that_it_says() -> None:
+    text = rules_text(RULES)
+    for rule in RULES:
+        assert f"`{rule.id}`" in text
+        assert (rule.proof or rule.id) in text
+    assert text.count("*Instead:*") == text.count("*When:*") == len(RULES)
+    assert text.count("*Can be allowed:*") == sum(rule.proof is not None for rule in RULES)
+
+
+def test_marks_within_a_rule_are_escaped() -> None:
+    rule = dataclasses.replace(RULES[0], what="a_b is *c*.", instead="pip install --no-deps 'x'.")
+    assert r"A\_b is \*c\*." in rules_text([rule])
+    assert r"pip install \-\-no\-deps \'x\'." in rules_text([rule])
+
+
+def test_every_pair_is_in_the_matrix_once() -> None:
+    verdicts = pairs()
+    rows = [line.split(" | ") for line in pairs_text(verdicts).splitlines() if line[:1] == "|"]
+    cells = [cell.strip(" |") for row in rows[2:] for cell in row[1:]]
+    assert sum(map(bool, cells)) == len(verdicts)
+    assert cells.count("**no**") == 1  # swap-optimizer and reuse-fp32-param
+    assert len({len(row) for row in rows[2:]}) == 1
+
+
+def test_constraints_of_one_reason_are_one_row() -> None:
+    entries = [OutOfScope(1, "a", "no."), OutOfScope(2, "a", "no."), OutOfScope(3, "b", "no.")]
+    assert out_of_scope_text(entries).splitlines()[2:] == ["| 1, 2 | a | No. |", "| 3 | b | No. |"]

@@ -1,0 +1,124 @@
+"""Directives that print the suite's table of rules, the pairs of features, and what is no rule."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from ascend_suite.explain import Kind, Verdict, pairs
+from ascend_suite.rule import Rule
+from ascend_suite.rules import RULES
+from ascend_suite.rules.out_of_scope import OUT_OF_SCOPE, OutOfScope
+
+MARKS = {
+    Kind.TOGETHER: "yes",
+    Kind.NEEDS: "options",
+    Kind.ALLOWED: "allowed",
+    Kind.REFUSED: "**no**",
+}
+_SCOPES = {"both": "", "pytorch": "plain PyTorch alone", "megatron-core": "megatron-core alone"}
+
+
+def rules_text(rules: Sequence[Rule]) -> str:
+    """Write rules as Markdown: the subjects in order, and below each its rules."""
+    blocks: list[str] = []
+    by_subject: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_subject.setdefault(rule.subject, []).append(rule)
+    for subject, its_rules in by_subject.items():
+        blocks += [f"**About `{subject}`**", *map(_rule_text, its_rules)]
+    return "\n\n".join(blocks)
+
+
+def pairs_text(verdicts: Mapping[frozenset[str], Verdict]) -> str:
+    """Write what every pair of features is to one another as a Markdown table, and its notes."""
+    names = sorted({name for pair in verdicts for name in pair})
+    rows = [["", *map(str, range(1, len(names)))], ["---"] * len(names)]
+    for number, name in enumerate(names):
+        row = [MARKS[verdicts[frozenset({name, other})].kind] for other in names[:number]]
+        rows.append([f"{number + 1} `{name}`", *row, *[""] * (len(names) - 1 - number)])
+    said = [
+        f"* `{one}` and `{other}`: {_listed(verdict.rules)}"
+        for one, other in itertools.combinations(names, 2)
+        if (verdict := verdicts[frozenset({one, other})]).rules
+    ]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *said])
+
+
+def out_of_scope_text(entries: Sequence[OutOfScope]) -> str:
+    """Write the constraints that are no rule as a Markdown table, those of one reason in a row."""
+    rows = ["| rows | about | why it is no rule |", "|---|---|---|"]
+    for (subject, reason), group in itertools.groupby(entries, lambda e: (e.subject, e.reason)):
+        numbers = ", ".join(str(entry.row) for entry in group)
+        rows.append(f"| {numbers} | {subject} | {reason[0].upper()}{reason[1:]} |")
+    return "\n".join(rows)
+
+
+def _rule_text(rule: Rule) -> str:
+    kinds = (f"**{rule.severity}**", rule.relation, _SCOPES[rule.scope], rule.source)
+    allowed = (
+        "" if rule.proof is None else f" *Can be allowed:* `{rule.proof}` shows that it works."
+    )
+    lines = [
+        f"* `{rule.id}` ({', '.join(filter(None, kinds))})",
+        f"  {_plain(_sentence(rule.what))} *When:* {_plain(str(rule.fires_when))}.",
+        f"  *Why:* {_plain(rule.because)} *Instead:* {_plain(rule.instead)}{allowed}",
+    ]
+    return "\n\n".join(lines)
+
+
+def _listed(rules: Sequence[Rule]) -> str:
+    return ", ".join(f"`{rule.id}` ({rule.severity})" for rule in rules)
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital letter, unless it begins with the name of something."""
+    is_name = re.match(r"\w+[-_]", text)
+    return text if is_name else text[0].upper() + text[1:]
+
+
+def _plain(text: str) -> str:
+    """The text with what Markdown, and its typography, would read as marks escaped."""
+    return re.sub(r"([_*'\"<>\[\]-])", r"\\\1", text)
+
+
+class _Printed(SphinxDirective):
+    """Puts a text of the suite's own tables in its place."""
+
+    text: ClassVar[Callable[[], str]]
+
+    def run(self) -> list[nodes.Node]:
+        """Parse the text as Markdown."""
+        return self.parse_text_to_nodes(type(self).text())
+
+
+class CompatibilityRules(_Printed):
+    """`{compatibility-rules}`: every rule of the table."""
+
+    text = staticmethod(lambda: rules_text(RULES))
+
+
+class FeaturePairs(_Printed):
+    """`{feature-pairs}`: what every two features are to one another."""
+
+    text = staticmethod(lambda: pairs_text(pairs()))
+
+
+class OutOfScopeConstraints(_Printed):
+    """`{out-of-scope-constraints}`: the constraints that are no rule."""
+
+    text = staticmethod(lambda: out_of_scope_text(OUT_OF_SCOPE))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives."""
+    app.add_directive("compatibility-rules", CompatibilityRules)
+    app.add_directive("feature-pairs", FeaturePairs)
+    app.add_directive("out-of-scope-constraints", OutOfScopeConstraints)
+    return {"parallel_read_safe": True}
