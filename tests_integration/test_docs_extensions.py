@@ -110,7 +110,7 @@ def test_every_rule_is_printed_with_all_that_it_says() -> None:
 
 def test_marks_within_a_rule_are_escaped() -> None:
     rule = dataclasses.replace(RULES[0], what="a_b is *c*.", instead="pip install --no-deps 'x'.")
-    assert r"A\_b is \*c\*." in rules_text([rule])
+    assert r"a\_b is \*c\*." in rules_text([rule])
     assert r"pip install \-\-no\-deps \'x\'." in rules_text([rule])
 
 

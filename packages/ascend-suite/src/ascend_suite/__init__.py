@@ -14,8 +14,11 @@ _EXPORTS = {
     "Finding": "ascend_suite.finding",
     "IncompatiblePlanError": "ascend_suite.finding",
     "Plan": "ascend_suite.plan",
+    "RULES": "ascend_suite.rules",
+    "Rule": "ascend_suite.rule",
     "Severity": "ascend_suite.finding",
     "VOCABULARY": "ascend_suite.vocabulary",
+    "Verdict": "ascend_suite.explain",
     "__version__": "ascend_suite._version",
     "read_plan": "ascend_suite.plan",
 }
@@ -24,11 +27,14 @@ __all__ = list(_EXPORTS)
 
 if TYPE_CHECKING:
     from ascend_suite._version import __version__ as __version__
+    from ascend_suite.explain import Verdict as Verdict
     from ascend_suite.finding import Finding as Finding
     from ascend_suite.finding import IncompatiblePlanError as IncompatiblePlanError
     from ascend_suite.finding import Severity as Severity
     from ascend_suite.plan import Plan as Plan
     from ascend_suite.plan import read_plan as read_plan
+    from ascend_suite.rule import Rule as Rule
+    from ascend_suite.rules import RULES as RULES
     from ascend_suite.vocabulary import VOCABULARY as VOCABULARY
 else:
     __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
