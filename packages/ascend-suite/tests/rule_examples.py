@@ -135,7 +135,7 @@ OF_OPTIMIZERS: dict[str, Pair] = {
     ),
     "swap-optimizer/distributed-optimizer": differ(
         "swap-optimizer",
-        is_on={"use_distributed_optimizer": False, "bf16": True},
+        is_on={"use_distributed_optimizer": False},
         but={"use_distributed_optimizer": True},
     ),
     "swap-optimizer/optimizer-cpu-offload": differ(
@@ -166,8 +166,8 @@ OF_OPTIMIZERS: dict[str, Pair] = {
         MASTERS, is_on={"load": "run", "no_load_optim": True}, but={"load": None}
     ),
     "swap-optimizer/no-masters": (
-        plan("swap-optimizer", **PYTORCH, bf16=True),
-        plan(MASTERS, **PYTORCH, bf16=True),
+        plan("swap-optimizer", bf16=True),
+        plan(MASTERS, bf16=True),
     ),
     "swap-optimizer/accumulation": differ(
         OFFLOAD, is_on={"num_microbatches": 2}, but={"num_microbatches": 1}
@@ -414,8 +414,8 @@ for config, module in BY_CONFIG:
         ),
         f"{feature}/selective": differ(
             feature,
-            is_on=SELECTIVE | {"recompute_modules": ("core_attn",)},
-            but={"recompute_granularity": None},
+            is_on=SELECTIVE,
+            but={"recompute_modules": (module,)},
         ),
         f"{feature}/num-layers": (
             plan(config(num_layers=3), **PIPELINE),

@@ -6,13 +6,16 @@ import ast
 import dataclasses
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ascend_suite._kinds import fits
 from ascend_suite.check import check
 from ascend_suite.finding import Severity
 from ascend_suite.plan import Plan
+from ascend_suite.predicate import Compare
 from ascend_suite.rule import Rule
 from ascend_suite.rules import RULES
 from ascend_suite.rules.out_of_scope import OUT_OF_SCOPE
@@ -77,6 +80,34 @@ def test_what_it_names_is_there(rule: Rule) -> None:
             assert option in {field.name for field in dataclasses.fields(CONFIGS[owner])}, name
         else:
             assert owner in CONFIGS, name
+
+
+def leaves(predicate: object) -> Iterator[Compare]:
+    if isinstance(predicate, Compare):
+        yield predicate
+    for part in (getattr(predicate, "part", None), *getattr(predicate, "parts", ())):
+        if part is not None:
+            yield from leaves(part)
+
+
+@by_rule
+def test_what_it_compares_with_may_be_given(rule: Rule) -> None:
+    for leaf in leaves(rule.fires_when):
+        name = str(leaf.left)
+        if name not in VOCABULARY or leaf.relation not in ("is", "is among", "has", "lacks"):
+            continue
+        values = leaf.right if leaf.relation == "is among" else (leaf.right,)
+        assert isinstance(values, tuple)
+        for value in values:
+            given = (value,) if leaf.relation in ("has", "lacks") else value
+            assert fits(given, VOCABULARY[name].type), (name, given)
+
+
+@by_rule
+def test_its_examples_are_plans_that_may_be_read(rule: Rule) -> None:
+    for example in EXAMPLES[rule.id]:
+        for name, value in example.training.items():
+            assert fits(value, VOCABULARY[name].type), (name, value)
 
 
 @by_rule

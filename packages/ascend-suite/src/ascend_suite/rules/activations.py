@@ -46,7 +46,7 @@ def _fused_accumulation(feature: str) -> Rule:
         what=f"{feature} was not tested with megatron-core's fused gradient accumulation.",
         because="that kernel reads main_grad from a weight that autograd saved; such attributes "
         "are kept here, which a stand-in for the kernel has shown, and not the kernel.",
-        instead="set gradient_accumulation_fusion to False.",
+        instead="set gradient_accumulation_fusion to False (--no-gradient-accumulation-fusion).",
         source="refused until proven; adr/0006",
         scope="megatron-core",
         proof="packages/ascend-core/tests/test_saved.py::"

@@ -180,7 +180,10 @@ _MEGATRON = (
             AnyOf(
                 training("use_distributed_optimizer").equals(False),
                 training("overlap_param_gather").equals(False),
-                training("virtual_pipeline_model_parallel_size").equals(None),
+                All(
+                    training("virtual_pipeline_model_parallel_size").equals(None),
+                    Unless(training("num_layers_per_virtual_pipeline_stage").differs(None)),
+                ),
             ),
         ),
         what="overlap_param_gather_with_optimizer_step needs use_distributed_optimizer, "
@@ -214,7 +217,7 @@ _MEGATRON = (
                 training("optimizer").differs("adam"),
                 All(
                     training("device").equals("npu"),
-                    training("optimizer_cpu_offload").equals(False),
+                    Unless(training("optimizer_cpu_offload").equals(True)),
                 ),
             ),
         ),

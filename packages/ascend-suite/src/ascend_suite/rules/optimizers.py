@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ascend_suite.finding import Severity
-from ascend_suite.predicate import All, AnyOf, On, Option, Product
+from ascend_suite.predicate import All, AnyOf, On, Option, Product, Unless
 from ascend_suite.rule import Rule
 from ascend_suite.rules.conditions import (
     MEGATRON_FSDP,
@@ -162,11 +162,10 @@ _SWAP = (
         fires_when=All(
             On("swap-optimizer"),
             training("use_distributed_optimizer").equals(False),
-            training("bf16").equals(True),
         ),
         what="in megatron-core swap-optimizer needs the distributed optimizer.",
-        because="beside it megatron-core's optimizers for BF16 put masters of their own into the "
-        "groups, which was not tested.",
+        because="megatron-core's other optimizers, which put masters of their own into the groups, "
+        "were not tested around it.",
         instead="set use_distributed_optimizer (it works with one rank, too).",
         source="constraints 2",
         scope="megatron-core",
@@ -263,7 +262,7 @@ _SWAP = (
         fires_when=All(
             On("swap-optimizer"),
             Option("swap-optimizer.master_weights").equals(False),
-            training("framework").equals("pytorch"),
+            Unless(training("use_distributed_optimizer").equals(True)),
             AnyOf(training("bf16").equals(True), training("fp16").equals(True)),
         ),
         what="swap-optimizer keeps no FP32 masters of these weights.",

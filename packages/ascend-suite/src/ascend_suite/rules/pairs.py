@@ -8,14 +8,6 @@ from ascend_suite.rule import Predicate, Rule
 
 __all__ = ["PAIR_RULES"]
 
-_STACK = Product(
-    Option("training.pipeline_model_parallel_size"),
-    Sum(Option("recompute-layers.num_layers"), Option("recompute-activation.num_layers")),
-)
-_STACK_NORM = Product(
-    Option("training.pipeline_model_parallel_size"),
-    Sum(Option("recompute-layers.num_layers"), Option("recompute-norm.num_layers")),
-)
 _ALL_LAYERS = All(
     On("recompute-layers"),
     AnyOf(
@@ -31,6 +23,13 @@ _SWAPS = Sum(Option("swap-attention.host_budget"), Option("swap-optimizer.host_b
 
 def _both(first: str, second: str, *parts: Predicate) -> All:
     return All(On(first), On(second), *parts)
+
+
+def _more_than_all(feature: str) -> AnyOf:
+    both = Sum(Option("recompute-layers.num_layers"), Option(f"{feature}.num_layers"))
+    layers = Option("training.num_layers")
+    stages = Option("training.pipeline_model_parallel_size")
+    return AnyOf(both.more_than(layers), Product(both, stages).more_than(layers))
 
 
 PAIR_RULES = (
@@ -171,7 +170,7 @@ PAIR_RULES = (
             "recompute-activation",
             "recompute-layers",
             Option("recompute-layers.method").equals("block"),
-            _STACK.more_than(Option("training.num_layers")),
+            _more_than_all("recompute-activation"),
         ),
         what="recompute-layers and recompute-activation ask for more layers than there are.",
         because="layers that run again as a whole are counted first, and a layer is never both; "
@@ -213,7 +212,7 @@ PAIR_RULES = (
             "recompute-norm",
             "recompute-layers",
             Option("recompute-layers.method").equals("block"),
-            _STACK_NORM.more_than(Option("training.num_layers")),
+            _more_than_all("recompute-norm"),
         ),
         what="recompute-layers and recompute-norm ask for more layers than there are.",
         because="layers that run again as a whole are counted first, and a layer is never both; "

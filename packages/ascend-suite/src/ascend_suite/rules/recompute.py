@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ascend_suite.finding import Severity
-from ascend_suite.predicate import All, AnyOf, Not, On, Option, Product, Sum
+from ascend_suite.predicate import All, AnyOf, On, Option, Product, Sum, Unless
 from ascend_suite.rule import Rule
 from ascend_suite.rules.conditions import FULL_RECOMPUTE, REBUILDING, training
 
@@ -62,7 +62,7 @@ def _selective(feature: str) -> Rule:
         fires_when=All(
             On(feature),
             _SELECTIVE,
-            Not(training("recompute_modules").holding(_COVERED[feature])),
+            Unless(training("recompute_modules").holding(_COVERED[feature])),
         ),
         what=f"{feature} and recompute_granularity='selective' are refused together.",
         because="MindSpeed's documents refuse the pair, since both take the same function's place "
@@ -107,6 +107,8 @@ def _behind_full(feature: str) -> Rule:
             FULL_RECOMPUTE,
             training("recompute_method").equals("block"),
             AnyOf(
+                Sum(whole, number).more_than(training("num_layers")),
+                whole.at_least(training("num_layers")),
                 Product(Sum(whole, number), _STAGES).more_than(training("num_layers")),
                 Product(whole, _STAGES).at_least(training("num_layers")),
             ),
