@@ -15,7 +15,13 @@ from ascend_suite.rules.out_of_scope import OutOfScope
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs/_ext"))
 
-from compatibility_rules import out_of_scope_text, pairs_text, rules_text
+from compatibility_rules import (
+    by_subject,
+    out_of_scope_text,
+    pairs_text,
+    rules_text,
+    works_with_text,
+)
 from config_options import options_table
 from markdown_blocks import with_marked_blocks
 from plan_tables import flags_table, training_table
@@ -105,6 +111,7 @@ def test_every_rule_is_printed_with_all_that_it_says() -> None:
         assert f"`{rule.id}`" in text
         assert (rule.proof or rule.id) in text
     assert text.count("*Instead:*") == text.count("*When:*") == len(RULES)
+    assert sum(map(len, by_subject(RULES).values())) == len(RULES)
     assert text.count("*Can be allowed:*") == sum(rule.proof is not None for rule in RULES)
 
 
@@ -126,3 +133,13 @@ def test_every_pair_is_in_the_matrix_once() -> None:
 def test_constraints_of_one_reason_are_one_row() -> None:
     entries = [OutOfScope(1, "a", "no."), OutOfScope(2, "a", "no."), OutOfScope(3, "b", "no.")]
     assert out_of_scope_text(entries).splitlines()[2:] == ["| 1, 2 | a | No. |", "| 3 | b | No. |"]
+
+
+def test_a_feature_page_has_a_row_for_every_other_feature() -> None:
+    verdicts = pairs()
+    rows = works_with_text("swap-optimizer", verdicts).splitlines()[2:]
+    assert len(rows) == len({name for pair in verdicts for name in pair}) - 1
+    assert "| `reuse-fp32-param` | refused | `swap-optimizer/reuse-fp32-param` (error) |" in rows
+    assert "| `recompute-norm` | together |  |" in rows
+    with pytest.raises(KeyError):
+        works_with_text("nothing", verdicts)

@@ -25,15 +25,17 @@ MARKS = {
 _SCOPES = {"both": "", "pytorch": "plain PyTorch alone", "megatron-core": "megatron-core alone"}
 
 
-def rules_text(rules: Sequence[Rule]) -> str:
-    """Write rules as Markdown: the subjects in order, and below each its rules."""
-    blocks: list[str] = []
-    by_subject: dict[str, list[Rule]] = {}
+def by_subject(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
+    """The rules about each feature and each option, in the order of the table."""
+    found: dict[str, list[Rule]] = {}
     for rule in rules:
-        by_subject.setdefault(rule.subject, []).append(rule)
-    for subject, its_rules in by_subject.items():
-        blocks += [f"**About `{subject}`**", *map(_rule_text, its_rules)]
-    return "\n\n".join(blocks)
+        found.setdefault(rule.subject, []).append(rule)
+    return found
+
+
+def rules_text(rules: Sequence[Rule]) -> str:
+    """Write rules as a Markdown list."""
+    return "\n\n".join(map(_rule_text, rules))
 
 
 def pairs_text(verdicts: Mapping[frozenset[str], Verdict]) -> str:
@@ -51,12 +53,26 @@ def pairs_text(verdicts: Mapping[frozenset[str], Verdict]) -> str:
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *said])
 
 
+def works_with_text(name: str, verdicts: Mapping[frozenset[str], Verdict]) -> str:
+    """Write what one feature is to every other as a Markdown table.
+
+    Raises:
+        KeyError: When there is no such feature.
+    """
+    rows = ["| with | | rules |", "|---|---|---|"]
+    others = sorted({other for pair in verdicts for other in pair} - {name})
+    for other in others:
+        verdict = verdicts[frozenset({name, other})]
+        rows.append(f"| `{other}` | {verdict.kind} | {_listed(verdict.rules)} |")
+    return "\n".join(rows)
+
+
 def out_of_scope_text(entries: Sequence[OutOfScope]) -> str:
     """Write the constraints that are no rule as a Markdown table, those of one reason in a row."""
     rows = ["| rows | about | why it is no rule |", "|---|---|---|"]
     for (subject, reason), group in itertools.groupby(entries, lambda e: (e.subject, e.reason)):
         numbers = ", ".join(str(entry.row) for entry in group)
-        rows.append(f"| {numbers} | {subject} | {reason[0].upper()}{reason[1:]} |")
+        rows.append(f"| {numbers} | {subject} | {_sentence(reason)} |")
     return "\n".join(rows)
 
 
@@ -98,16 +114,37 @@ class _Printed(SphinxDirective):
         return self.parse_text_to_nodes(type(self).text())
 
 
-class CompatibilityRules(_Printed):
-    """`{compatibility-rules}`: every rule of the table."""
+class CompatibilityRules(SphinxDirective):
+    """`{compatibility-rules}`: every rule of the table, a section for each subject."""
 
-    text = staticmethod(lambda: rules_text(RULES))
+    def run(self) -> list[nodes.Node]:
+        """Make the sections."""
+        return list(itertools.starmap(self._section, by_subject(RULES).items()))
+
+    def _section(self, subject: str, rules: Sequence[Rule]) -> nodes.section:
+        title = nodes.title("", "", nodes.literal("", subject))
+        text = self.parse_text_to_nodes(rules_text(rules))
+        return nodes.section("", title, *text, ids=[nodes.make_id(f"rules-{subject}")])
 
 
 class FeaturePairs(_Printed):
     """`{feature-pairs}`: what every two features are to one another."""
 
     text = staticmethod(lambda: pairs_text(pairs()))
+
+
+class WorksWith(SphinxDirective):
+    """`{works-with} feature`: what a feature is to every other."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Parse the table as Markdown."""
+        try:
+            text = works_with_text(self.arguments[0], pairs())
+        except KeyError as error:
+            raise self.error(f"there is no feature {self.arguments[0]!r}.") from error
+        return self.parse_text_to_nodes(text)
 
 
 class OutOfScopeConstraints(_Printed):
@@ -120,5 +157,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("compatibility-rules", CompatibilityRules)
     app.add_directive("feature-pairs", FeaturePairs)
+    app.add_directive("works-with", WorksWith)
     app.add_directive("out-of-scope-constraints", OutOfScopeConstraints)
     return {"parallel_read_safe": True}

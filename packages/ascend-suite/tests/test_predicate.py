@@ -153,6 +153,7 @@ def test_words() -> None:
     assert str(Not(A.within((1, 2)))) == "not (a is among 1, 2)"
     assert str(Unless(On("f"))) == "unless (f is on)"
     assert str(Product(A, Sum(B, 2)).more_than(C)) == "a x (b + 2) is more than c"
+    assert str(All(On("f"), All(On("g"), On("h")))) == "f is on and g is on and h is on"
     assert str(A.equals(())) == "a is empty"
 
 

@@ -116,7 +116,10 @@ class _Together:
 
     def __str__(self) -> str:
         return f" {self._word} ".join(
-            f"({part})" if isinstance(part, _Together) else str(part) for part in self.parts
+            f"({part})"
+            if isinstance(part, _Together) and type(part) is not type(self)
+            else str(part)
+            for part in self.parts
         )
 
 
