@@ -125,6 +125,25 @@ def test_a_config_of_another_feature_is_refused(install: Install) -> None:
         discover()["grow"].apply("model", Foreign())
 
 
+def test_a_verb_gets_what_its_feature_takes_and_keyword_arguments(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("growing_package", {"grow": "FEATURE"})
+    feature = discover()["grow"]
+
+    def verb(*given: object, **named: object) -> tuple[object, ...]:
+        return *given, named
+
+    monkeypatch.setattr(sys.modules["growing_package"], "On", verb)
+    assert feature.apply("model", wrap=3) == ("model", feature.config(), {"wrap": 3})
+    taking = dataclasses.replace(feature, takes="shrink")
+    assert taking.apply("model", taken="handle") == ("model", "handle", feature.config(), {})
+    with pytest.raises(ConfigError, match=r"given no handle of shrink[\s\S]*apply shrink first"):
+        taking.apply("model")
+    with pytest.raises(ConfigError, match="was given a str to take"):
+        feature.apply("model", taken="handle")
+
+
 def test_a_verb_that_is_not_there_is_named(install: Install) -> None:
     install("growing_package", {"lost": "LOST"})
     with pytest.raises(FeatureError, match="growing_package:nowhere"):

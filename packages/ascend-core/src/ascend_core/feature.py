@@ -49,6 +49,10 @@ class Feature:
             host's, it saves nothing.
         needs_bf16: Whether it works on BF16 weights alone.
         needs_ranks: Whether it works between processes of `torch.distributed`.
+        takes: The feature whose handle the verb takes between its target and its config; None
+            where it takes none.
+        wraps: Whether the verb takes `wrap`: what the other features for the optimizer are applied
+            to is what this one steps with, and not what it returns.
     """
 
     name: str
@@ -60,19 +64,31 @@ class Feature:
     moves_to_host: bool = False
     needs_bf16: bool = False
     needs_ranks: bool = False
+    takes: str | None = None
+    wraps: bool = False
 
-    def apply(self, target: object, config: object | None = None) -> Handle:
+    def apply(
+        self,
+        target: object,
+        config: object | None = None,
+        *,
+        taken: object | None = None,
+        **arguments: object,
+    ) -> Handle:
         """Import the verb and apply it.
 
         Args:
             target: The model or optimizer that the feature works on.
             config: An instance of `self.config`; its defaults when left out.
+            taken: The handle of the feature that `takes` names.
+            arguments: Keyword arguments that the verb has beside its config.
 
         Returns:
             The feature's handle.
 
         Raises:
-            ConfigError: When `config` is not an instance of this feature's config class.
+            ConfigError: When `config` is not an instance of this feature's config class, or `taken`
+                is missing, or given to a feature that takes none.
             FeatureError: When the verb cannot be imported.
         """
         chosen = self.config() if config is None else config
@@ -82,9 +98,21 @@ class Feature:
                 why=f"its options are a {self.config.__name__}.",
                 instead=f"pass {self.config.__name__}(...), or nothing for its defaults.",
             )
-        return self._load_verb()(target, chosen)
+        if self.takes is None and taken is not None:
+            raise ConfigError(
+                f"{self.name} was given a {type(taken).__name__} to take.",
+                instead="pass its target and its config alone.",
+            )
+        if self.takes is not None and taken is None:
+            raise ConfigError(
+                f"{self.name} was given no handle of {self.takes}.",
+                why=f"it works along with {self.takes}, which is to be on before it.",
+                instead=f"apply {self.takes} first, and pass its handle as taken=.",
+            )
+        between = () if taken is None else (taken,)
+        return self._load_verb()(target, *between, chosen, **arguments)
 
-    def _load_verb(self) -> Callable[[object, object], Handle]:
+    def _load_verb(self) -> Callable[..., Handle]:
         module_name, _, attribute = self.verb.partition(":")
         try:
             verb = getattr(importlib.import_module(module_name), attribute)
@@ -94,7 +122,7 @@ class Feature:
                 why=str(error),
                 instead="reinstall the package that offers it, with its declared dependencies.",
             ) from error
-        return cast("Callable[[object, object], Handle]", verb)
+        return cast("Callable[..., Handle]", verb)
 
 
 def chosen_config(verb: str, kind: type[Config], config: object | None) -> Config:

@@ -1,11 +1,11 @@
-"""The feature that this package offers, as an `ascend.features` entry point. Imports no torch."""
+"""The features that this package offers, as `ascend.features` entry points. Imports no torch."""
 
 from __future__ import annotations
 
 from ascend_core.feature import Feature
-from ascend_ddp.config import DDPConfig
+from ascend_ddp.config import DDPConfig, ShardedConfig
 
-__all__ = ["REDUCE_GRADIENTS"]
+__all__ = ["REDUCE_GRADIENTS", "SHARD_OPTIMIZER"]
 
 REDUCE_GRADIENTS = Feature(
     name="reduce-gradients",
@@ -17,4 +17,18 @@ REDUCE_GRADIENTS = Feature(
     verb="ascend_ddp.reduce:reduce_gradients",
     target="model",
     needs_ranks=True,
+)
+
+SHARD_OPTIMIZER = Feature(
+    name="shard-optimizer",
+    summary=(
+        "Divides the optimizer's state and its step among the data-parallel ranks, which gather "
+        "the weights while the next forward runs: state / ranks, for no more communication."
+    ),
+    config=ShardedConfig,
+    verb="ascend_ddp.sharded:shard_optimizer",
+    target="optimizer",
+    needs_ranks=True,
+    takes="reduce-gradients",
+    wraps=True,
 )

@@ -79,11 +79,16 @@ def shard_optimizer(
     facade._listed = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
     parts = {key: owned.part for key, owned in owned_of(facade._chunks).items()}
     facade._inner = over_parts(optimizer, parts)
-    if before is not None:
-        facade._kept.load_whole(before, facade.defaults)
-        optimizer.state.clear()
-    if wrap is not None and parts:
-        facade._inner = _checked_wrapped(wrap(facade._inner), facade._inner)
+    try:
+        if before is not None:
+            facade._kept.load_whole(before, facade.defaults)
+        if wrap is not None and parts:
+            facade._inner = _checked_wrapped(wrap(facade._inner), facade._inner)
+    except BaseException:
+        for chunk in facade._chunks:
+            chunk.weights.remove()
+        raise
+    optimizer.state.clear()
     for chunk in facade._chunks:
         chunk.reducer.buckets.is_fixed = True
         chunk.reducer.sums.are_shown = config.grad_scaler

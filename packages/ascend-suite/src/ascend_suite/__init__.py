@@ -16,10 +16,13 @@ _EXPORTS = {
     "Plan": "ascend_suite.plan",
     "RULES": "ascend_suite.rules",
     "Rule": "ascend_suite.rule",
+    "Session": "ascend_suite.session",
+    "SessionReport": "ascend_suite.report",
     "Severity": "ascend_suite.finding",
     "VOCABULARY": "ascend_suite.vocabulary",
     "Verdict": "ascend_suite.explain",
     "__version__": "ascend_suite._version",
+    "apply": "ascend_suite.applying",
     "read_plan": "ascend_suite.plan",
 }
 
@@ -27,14 +30,17 @@ __all__ = list(_EXPORTS)
 
 if TYPE_CHECKING:
     from ascend_suite._version import __version__ as __version__
+    from ascend_suite.applying import apply as apply
     from ascend_suite.explain import Verdict as Verdict
     from ascend_suite.finding import Finding as Finding
     from ascend_suite.finding import IncompatiblePlanError as IncompatiblePlanError
     from ascend_suite.finding import Severity as Severity
     from ascend_suite.plan import Plan as Plan
     from ascend_suite.plan import read_plan as read_plan
+    from ascend_suite.report import SessionReport as SessionReport
     from ascend_suite.rule import Rule as Rule
     from ascend_suite.rules import RULES as RULES
+    from ascend_suite.session import Session as Session
     from ascend_suite.vocabulary import VOCABULARY as VOCABULARY
 else:
     __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

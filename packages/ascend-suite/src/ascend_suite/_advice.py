@@ -1,0 +1,84 @@
+"""What to say when a device is out of memory: the plan that would fit it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ascend_suite.plan import Plan
+from ascend_suite.shape import ModelShape
+
+__all__ = ["is_out_of_memory", "plan_that_fits"]
+
+_MIB = 2**20
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a device's want of memory is what an error comes from."""
+    return any(isinstance(one, torch.OutOfMemoryError) for one in _causes(error))
+
+
+def plan_that_fits(shape: ModelShape | tuple[str, ...], device: torch.device) -> str:
+    """Say which plan would fit the device, or why that cannot be said.
+
+    Args:
+        shape: Of the model; or the names of what is not known of it.
+        device: The one that is out of memory.
+
+    Returns:
+        A note for the error. Never raises: it is made while another error is under way.
+    """
+    if not isinstance(shape, ModelShape):
+        return (
+            f"ascend-suite: which plan would fit cannot be said, since the model does not tell its "
+            f"{', '.join(shape)}. Pass apply(..., shape=ModelShape(...)), or ask "
+            "`ascend-suite suggest`."
+        )
+    try:
+        return f"ascend-suite: {_suggested(shape, device)}"
+    except Exception as error:
+        return f"ascend-suite: no plan could be suggested ({type(error).__name__}: {error})"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _suggested(shape: ModelShape, device: torch.device) -> str:
+    from ascend_suite.suggestion import suggest
+
+    kind: Any = device.type
+    hbm = int(torch.get_device_module(device).mem_get_info(device)[1])
+    found = suggest(shape, hbm=hbm, device=kind)
+    memory = f"{hbm / _MIB:,.0f} MiB"
+    if found.chosen is None:
+        advice = "; ".join(found.advice)
+        return (
+            f"of the plans that go together none would fit {memory}: the smallest takes "
+            f"{found.short_by / _MIB:,.0f} MiB more. {advice}".rstrip()
+        )
+    others = [named(one.estimate.plan) for one in found.runners_up]
+    also = f" Also: {'; '.join(others)}." if others else ""
+    return f"in {memory} would fit: {named(found.chosen.estimate.plan)}. {found.chosen.why}{also}"
+
+
+def named(plan: Plan) -> str:
+    """A plan's features, with those options that are not their defaults."""
+    return " + ".join(_with_options(*item) for item in plan.features.items()) or "plain"
+
+
+def _with_options(feature: str, config: Any) -> str:
+    default = type(config)()
+    options = [
+        f"{field.name}={getattr(config, field.name)!r}"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(default, field.name)
+    ]
+    return f"{feature}({', '.join(options)})" if options else feature

@@ -1,0 +1,152 @@
+"""What a model, an optimizer and this process say of the training that a plan meets.
+
+What is told by a sign alone (a name, an attribute) is said where the sign is there, and is not said
+to be false where it is not: gradient checkpointing may be turned on later, and by other names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import distributed, nn, optim
+
+from ascend_core.device import device_of
+from ascend_core.errors import ConfigError
+from ascend_core.optim.rules import rule_for
+from ascend_suite.finding import Finding, Severity
+
+__all__ = ["contradictions", "found_facts"]
+
+_DISTRIBUTIONS = {
+    "torch_npu_version": "torch_npu",
+    "megatron_core_version": "megatron_core",
+    "transformer_engine_version": "transformer_engine",
+}
+
+
+def found_facts(
+    chunks: Sequence[nn.Module], optimizer: optim.Optimizer | None
+) -> dict[str, object]:
+    """Read off what can be, by the names of the vocabulary.
+
+    Args:
+        chunks: The model, or its chunks.
+        optimizer: None where there is none yet.
+    """
+    facts: dict[str, object] = {
+        "torch_version": torch.__version__,
+        **{name: _version_of(package) for name, package in _DISTRIBUTIONS.items()},
+        "world_size": _world_size(),
+    }
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    if parameters:
+        facts["device"] = device_of(parameters[0]).type
+        facts.update(_of_parameters(chunks, parameters))
+    facts.update(_of_modules(list(chain.from_iterable(chunk.modules() for chunk in chunks))))
+    if optimizer is not None:
+        facts.update(_of_optimizer(optimizer))
+    return facts
+
+
+def contradictions(stated: Mapping[str, object], found: Mapping[str, object]) -> list[Finding]:
+    """What a plan says of its training, and is not so."""
+    return [
+        Finding(
+            Severity.ERROR,
+            f"training.{name}",
+            f"the plan says that {name} is {stated[name]!r}, and it is {is_now!r}.",
+            why="it was read off the model, the optimizer and this process.",
+            instead=f"leave {name} out of the plan's training, or give what it was meant for.",
+        )
+        for name, is_now in found.items()
+        if name in stated and stated[name] != is_now
+    ]
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _world_size() -> int:
+    started = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if started else 1
+
+
+def _of_parameters(
+    chunks: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
+) -> dict[str, object]:
+    # Norms are left in FP32 by some: a model is of the type that most of its elements have.
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in parameters:
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    dtype = max(sizes, key=lambda kind: sizes[kind])
+    uses = [
+        id(parameter)
+        for chunk in chunks
+        for module in chunk.modules()
+        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    return {
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+        "dtensor_parameters": any(hasattr(parameter, "placements") for parameter in parameters),
+        "shared_parameters": len(set(uses)) < len(uses),
+    }
+
+
+def _of_modules(modules: Sequence[nn.Module]) -> dict[str, object]:
+    kinds = {kind.__name__ for module in modules for kind in type(module).__mro__}
+    fsdp = "fsdp1" if "FullyShardedDataParallel" in kinds else None
+    facts: dict[str, object] = {
+        "fsdp": "fsdp2" if "FSDPModule" in kinds else fsdp,
+        "torch_ddp": "DistributedDataParallel" in kinds,
+    }
+    signs = {
+        "torch_compile": "OptimizedModule" in kinds or any(map(_is_compiled, modules)),
+        "gradient_checkpointing": any(map(_is_checkpointed, modules)),
+        "lora": any("lora_" in name for m in modules for name, _ in m.named_children()),
+    }
+    facts.update({name: True for name, found in signs.items() if found})
+    if any(map(_is_of_megatron, modules)):
+        facts["framework"] = "megatron-core"
+    return facts
+
+
+def _is_checkpointed(module: nn.Module) -> bool:
+    """As Hugging Face's models say of each part that can be."""
+    return getattr(module, "gradient_checkpointing", None) not in (None, False)
+
+
+def _is_of_megatron(module: nn.Module) -> bool:
+    return any(kind.__module__.startswith("megatron.core.") for kind in type(module).__mro__)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _of_optimizer(optimizer: optim.Optimizer) -> dict[str, object]:
+    return {
+        "capturable": _is_given(optimizer.param_groups, "capturable"),
+        "amsgrad": _is_given(optimizer.param_groups, "amsgrad"),
+        "elementwise_optimizer": _is_elementwise(optimizer),
+    }
+
+
+def _is_given(groups: Iterable[Mapping[str, Any]], option: str) -> bool:
+    return any(bool(group.get(option)) for group in groups)
+
+
+def _is_elementwise(optimizer: optim.Optimizer) -> bool:
+    try:
+        rule_for(optimizer)
+    except ConfigError:
+        return False
+    return True
