@@ -140,6 +140,7 @@ def npu(session: nox.Session) -> None:
     operators = sorted(str(path) for path in Path(OPS, "tests").glob("test_npu_*.py"))
     runs.append(["--npu-sim=lazy", *operators])
     runs.append(["tests_integration/test_megatron_npu.py"])  # it starts simulated NPUs itself
+    runs.append(["--npu-sim=lazy", "tests_integration/test_pairs.py", "-k", "npu"])
     # Features are tested where they find races, or memory is exact: the rest is ascend-sim's.
     for schedule in ("random", "timed"):
         runs.append([f"--npu-sim={schedule}", packages[0]])
@@ -173,12 +174,14 @@ def npu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
-    """Run what is too long for `npu`: every failure of a larger model, and larger parameters."""
+    """Run what is too long for the others: failures of a larger model, and triples of features."""
     session.run(sys.executable, "tools/environment.py", "npu", external=True)
     libraries = str(Path(".nox/ascend-sim").resolve())
     variables = {**TESTING, **SMALL_NPU, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
-    for schedule in ("lazy", "early", "eager", "thread"):
-        options = [f"--npu-sim={schedule}", SWAP, "-m", "nightly"]
+    run_tests(session, "tests_integration/test_pairs.py", "-m", "nightly")
+    runs = [(schedule, SWAP) for schedule in ("lazy", "early", "eager", "thread")]
+    for schedule, tests in (*runs, ("lazy", "tests_integration/test_pairs.py")):
+        options = [f"--npu-sim={schedule}", tests, "-m", "nightly"]
         options += ["--timeout=3600", *session.posargs]
         command = [".nox/npu/bin/python", "-m", "pytest", *options]
         session.run(*command, env=variables, external=True)

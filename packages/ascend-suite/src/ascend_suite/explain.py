@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from ascend_core.errors import ConfigError
 from ascend_core.feature import discover
+from ascend_suite._order import ORDER
 from ascend_suite.finding import Severity
 from ascend_suite.plan import Plan
 from ascend_suite.rule import Rule
@@ -79,19 +80,6 @@ _SENTENCES = {
     Kind.ALLOWED: "{0.first} and {0.second} are refused together, unless the plan allows it.",
     Kind.REFUSED: "{0.first} and {0.second} cannot be used together.",
 }
-# Gradients must be reduced before the optimizer is divided along them, whole layers are counted
-# before parts of them, and an optimizer is divided before what is divided moves.
-_ORDER = (
-    "fused-ops",
-    "recompute-layers",
-    "recompute-activation",
-    "recompute-norm",
-    "swap-attention",
-    "reduce-gradients",
-    "shard-optimizer",
-    "reuse-fp32-param",
-    "swap-optimizer",
-)
 
 
 def explain(first: str, second: str, *, rules: Sequence[Rule] = RULES) -> Verdict:
@@ -130,7 +118,7 @@ def pairs(*, rules: Sequence[Rule] = RULES) -> Mapping[frozenset[str], Verdict]:
 @functools.cache
 def features() -> frozenset[str]:
     """The features that a plan may have."""
-    return frozenset({*discover(), "shard-optimizer"})
+    return frozenset(discover())
 
 
 def _known(name: str) -> str:
@@ -182,7 +170,8 @@ def _depends(rule: Rule, names: Sequence[str]) -> bool:
 
 
 def _place(feature: str) -> int:
-    return _ORDER.index(feature) if feature in _ORDER else len(_ORDER)
+    places = [place.feature for place in ORDER]
+    return places.index(feature) if feature in places else len(places)
 
 
 def _lines(rule: Rule) -> str:
