@@ -14,6 +14,7 @@ copyright = author
 extensions = [
     "compatibility_rules",
     "config_options",
+    "feature_matrix",
     "markdown_blocks",
     "plan_tables",
     "myst_parser",

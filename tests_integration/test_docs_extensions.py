@@ -18,11 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs/_ext"))
 from compatibility_rules import (
     by_subject,
     out_of_scope_text,
-    pairs_text,
     rules_text,
     works_with_text,
 )
 from config_options import options_table
+from docutils import nodes
+from feature_matrix import WORDS, table_of
 from markdown_blocks import with_marked_blocks
 from plan_tables import flags_table, training_table
 
@@ -121,13 +122,36 @@ def test_marks_within_a_rule_are_escaped() -> None:
     assert r"pip install \-\-no\-deps \'x\'." in rules_text([rule])
 
 
-def test_every_pair_is_in_the_matrix_once() -> None:
+def test_every_pair_is_in_the_matrix_on_both_sides() -> None:
     verdicts = pairs()
-    rows = [line.split(" | ") for line in pairs_text(verdicts).splitlines() if line[:1] == "|"]
-    cells = [cell.strip(" |") for row in rows[2:] for cell in row[1:]]
-    assert sum(map(bool, cells)) == len(verdicts)
-    assert cells.count("**no**") == 1  # swap-optimizer and reuse-fp32-param
-    assert len({len(row) for row in rows[2:]}) == 1
+    table = table_of(verdicts)
+    rows = [
+        [cell.astext() for cell in row.findall(nodes.entry)] for row in table.findall(nodes.row)
+    ]
+    names = [row[0] for row in rows[1:]]
+    assert rows[0][1:] == names and len(names) == 9
+    words = {
+        frozenset({name, other}): row[column].rstrip("*")
+        for name, row in zip(names, rows[1:], strict=True)
+        for column, other in enumerate(names, 1)
+        if other != name
+    }
+    assert words == {pair: WORDS[verdict.kind] for pair, verdict in verdicts.items()}
+    assert list(words.values()).count("no") == 1  # swap-optimizer and reuse-fp32-param
+    both_ways = [
+        (i, j) for i in range(9) for j in range(9) if rows[i + 1][j + 1] != rows[j + 1][i + 1]
+    ]
+    assert both_ways == []
+
+
+def test_a_cell_leads_to_a_rule_that_is_on_the_page_of_rules() -> None:
+    page = rules_text(RULES)
+    links = [link["refuri"] for link in table_of(pairs()).findall(nodes.reference)]
+    assert len(links) > 10
+    for link in links:
+        file, _, anchor = link.partition("#")
+        assert file == "compatibility-rules.html"
+        assert f'<span id="{anchor}"></span>' in page
 
 
 def test_constraints_of_one_reason_are_one_row() -> None:

@@ -11,17 +11,11 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ascend_suite.explain import Kind, Verdict, pairs
+from ascend_suite.explain import Verdict, pairs
 from ascend_suite.rule import Rule
 from ascend_suite.rules import RULES
 from ascend_suite.rules.out_of_scope import OUT_OF_SCOPE, OutOfScope
 
-MARKS = {
-    Kind.TOGETHER: "yes",
-    Kind.NEEDS: "options",
-    Kind.ALLOWED: "allowed",
-    Kind.REFUSED: "**no**",
-}
 _SCOPES = {"both": "", "pytorch": "plain PyTorch alone", "megatron-core": "megatron-core alone"}
 
 
@@ -39,18 +33,18 @@ def rules_text(rules: Sequence[Rule]) -> str:
 
 
 def pairs_text(verdicts: Mapping[frozenset[str], Verdict]) -> str:
-    """Write what every pair of features is to one another as a Markdown table, and its notes."""
+    """Write which rules are about which two features."""
     names = sorted({name for pair in verdicts for name in pair})
-    rows = [["", *map(str, range(1, len(names)))], ["---"] * len(names)]
-    for number, name in enumerate(names):
-        row = [MARKS[verdicts[frozenset({name, other})].kind] for other in names[:number]]
-        rows.append([f"{number + 1} `{name}`", *row, *[""] * (len(names) - 1 - number)])
-    said = [
+    return "\n".join(
         f"* `{one}` and `{other}`: {_listed(verdict.rules)}"
         for one, other in itertools.combinations(names, 2)
         if (verdict := verdicts[frozenset({one, other})]).rules
-    ]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *said])
+    )
+
+
+def anchor_of(rule: Rule) -> str:
+    """Where on the page of rules a rule stands."""
+    return "rule-" + rule.id.replace("/", "-")
 
 
 def works_with_text(name: str, verdicts: Mapping[frozenset[str], Verdict]) -> str:
@@ -81,8 +75,9 @@ def _rule_text(rule: Rule) -> str:
     allowed = (
         "" if rule.proof is None else f" *Can be allowed:* `{rule.proof}` shows that it works."
     )
+    told = ", ".join(filter(None, kinds))
     lines = [
-        f"* `{rule.id}` ({', '.join(filter(None, kinds))})",
+        f'* <span id="{anchor_of(rule)}"></span>`{rule.id}` ({told})',
         f"  {_plain(_sentence(rule.what))} *When:* {_plain(str(rule.fires_when))}.",
         f"  *Why:* {_plain(rule.because)} *Instead:* {_plain(rule.instead)}{allowed}",
     ]
