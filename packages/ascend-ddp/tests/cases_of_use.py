@@ -104,6 +104,32 @@ def outside_of_the_group(rank: int, world: int) -> None:
 
 
 @case
+def without_values(rank: int, world: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
+    try:
+        reduce_gradients(model)
+    except ConfigError as error:
+        assert "1.weight is on the meta device." in str(error)
+    else:
+        raise AssertionError("it has no gradient to send")
+
+
+@case
+def on_two_accelerators(rank: int, world: int) -> None:
+    device = torch.get_default_device().type
+    if device == "cpu":
+        return  # there is one
+    model = nn.Sequential(*(nn.Linear(4, 4, device=f"{device}:{n}") for n in range(2)))
+    for chunks in (model, list(model)):
+        try:
+            reduce_gradients(chunks)
+        except ConfigError as error:
+            assert f"the parameters are on {device}:0 and {device}:1." in str(error)
+        else:
+            raise AssertionError("it would send on both")
+
+
+@case
 def copied(rank: int, world: int) -> None:
     """Copies and pickles are models of their own, which nobody reduces."""
     model = stack()

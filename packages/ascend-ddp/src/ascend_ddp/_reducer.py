@@ -183,7 +183,7 @@ class Reducer:
         if self.refusal is not None:
             raise self.refusal()
         if self._tally is not None:
-            result = self._tally.result()
+            result = self._told(self._tally)
             self._refuse_failed(result)
             self._tally = None
             self.buckets.learn(result, self.last.order)
@@ -225,13 +225,20 @@ class Reducer:
         result: TallyResult | None = None
         is_whole = not running.late and all(used[index] for index in self.buckets.number_of)
         if learning or tally.is_near or not is_whole:
-            result = tally.result()
+            result = self._told(tally)
             self._refuse_failed(result)
         if running.late and not learning:
             raise self._unexpected(running.late)
         if result is not None and learning:
             self._add_late(result)
         self._give_back(result.used if result is not None else used)
+
+    def _told(self, tally: Tally) -> TallyResult:
+        """What ranks told in a round. An accelerator's collectives that failed show here."""
+        last = len(self.buckets) - 1
+        what = f"what a backward has sent: buckets 0 to {last} and the tally of gradients"
+        with self._ending(), self._ranks.named(what, self.buckets.held_by(0)):
+            return tally.result()
 
     def _add_late(self, result: TallyResult) -> None:
         """Send what came behind its bucket, and add it; the ranks agree on what that is."""

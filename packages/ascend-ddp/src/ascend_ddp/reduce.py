@@ -152,8 +152,9 @@ def reduce_gradients(
         A handle: `no_sync()` for gradient accumulation, `wait()`, `report()`, and `remove()`.
 
     Raises:
-        ConfigError: When there is no parameter, one is a DTensor or reduced already, chunks share
-            one, this rank is not in the group, or ranks differ.
+        ConfigError: When there is no parameter, one is a DTensor, on the meta device or reduced
+            already, they are on several accelerators, chunks share one, this rank is not in the
+            group, or ranks differ.
         UnavailableError: When `torch.distributed` is not initialised.
 
     Example:
@@ -200,6 +201,19 @@ def _check_parameters(chunks: Sequence[nn.Module], config: DDPConfig) -> None:
             "reduce_gradients was given a model without parameters.",
             instead="pass the model that is trained.",
         )
+    _check_devices([parameter.device for chunk in chunks for parameter in chunk.parameters()])
+
+
+def _check_devices(devices: Sequence[torch.device]) -> None:
+    accelerators = sorted({str(device) for device in devices if device.type != "cpu"})
+    if len(accelerators) > 1:
+        raise ConfigError(
+            f"the parameters are on {' and '.join(accelerators)}.",
+            why="a rank talks to the others on one accelerator: collectives of several would have "
+            "to be sent in one order on all ranks, while their backwards run side by side.",
+            instead="use one process for each accelerator, with a pipeline stage or a replica of "
+            "the model in each.",
+        )
 
 
 def _check(name: str, parameter: nn.Parameter, config: DDPConfig) -> None:
@@ -208,6 +222,12 @@ def _check(name: str, parameter: nn.Parameter, config: DDPConfig) -> None:
             f"{name} is a DTensor.",
             why="what shards it (fully_shard, tensor parallelism by DTensor) reduces its gradient.",
             instead="leave the reduction to that, or build the model of plain tensors.",
+        )
+    if parameter.is_meta:
+        raise ConfigError(
+            f"{name} is on the meta device.",
+            why="it has no values yet, and its gradient has nowhere to lie.",
+            instead="call to_empty(device=...) on the model, initialise it, and then this.",
         )
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     if any(getattr(hook, "reduces", False) for hook in hooks.values()):
