@@ -29,7 +29,7 @@ from typing import Any
 
 from ascend_core.errors import UnavailableError
 
-__all__ = ["cache_folder", "compiled", "function_of", "load"]
+__all__ = ["cache_folder", "compiled", "compiler_command", "function_of", "load"]
 
 _COMPILERS = ("cc", "gcc", "clang")
 # Without contraction, a product and a sum are rounded each, on every machine. Without errno and
@@ -89,7 +89,7 @@ def compiled(source: Path, *, environment: Mapping[str, str] = os.environ) -> Pa
     Raises:
         UnavailableError: See `load`.
     """
-    compiler = _compiler(environment)
+    compiler = compiler_command(environment)
     cache = cache_folder(environment)
     library = cache / f"{source.stem}-{_key(source, compiler)}.so"
     if library.is_file():
@@ -123,8 +123,12 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return cache / "ascend-suite" / "native"
 
 
-def _compiler(environment: Mapping[str, str]) -> list[str]:
-    """The words that start a C compiler."""
+def compiler_command(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the words that start the C compiler.
+
+    Raises:
+        UnavailableError: When there is none.
+    """
     search = environment.get("PATH")
     try:
         wanted = shlex.split(environment.get("CC", ""))
