@@ -1,0 +1,212 @@
+"""The cheapest plan that fits a device. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ascend_core.options import check_count
+from ascend_suite.estimation.blueprint import Blueprint
+from ascend_suite.estimation.estimate import Estimator, estimate
+from ascend_suite.estimation.hardware import DeviceKind, Hardware
+from ascend_suite.estimation.result import Estimate
+from ascend_suite.families import Family, families
+from ascend_suite.finding import errors_of
+from ascend_suite.plan import Plan
+from ascend_suite.shape import ModelShape
+
+__all__ = ["Candidate", "Suggestion", "suggest"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A plan that was looked at.
+
+    Attributes:
+        estimate: What it takes; the plan is in it.
+        why: One sentence: what it gives and what it costs, beside the plain training.
+    """
+
+    estimate: Estimate
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """What was found for a device.
+
+    Attributes:
+        hbm: Bytes of the device that was asked for.
+        plain: The estimate without any feature.
+        chosen: The cheapest plan that fits; None when none does.
+        runners_up: Other plans that fit, the cheapest first; when none fits, those that need
+            least.
+        short_by: Bytes by which the plan that needs least does not fit; 0 when one fits.
+        advice: When none fits, what would help, each with what it would come to.
+    """
+
+    hbm: int
+    plain: Estimate
+    chosen: Candidate | None
+    runners_up: tuple[Candidate, ...]
+    short_by: int = 0
+    advice: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the findings as JSON values."""
+        return {
+            "hbm": self.hbm,
+            "plain": self.plain.as_json(),
+            "chosen": None if self.chosen is None else _as_json(self.chosen),
+            "runners_up": [_as_json(candidate) for candidate in self.runners_up],
+            "short_by": self.short_by,
+            "advice": list(self.advice),
+        }
+
+
+def _as_json(candidate: Candidate) -> dict[str, Any]:
+    return {**candidate.estimate.as_json(), "why": candidate.why}
+
+
+def suggest(
+    shape: ModelShape,
+    *,
+    hbm: int,
+    host: int | None = None,
+    device: DeviceKind = "npu",
+    hardware: Hardware | None = None,
+    permits: Callable[[Plan], bool] | None = None,
+    runners_up: int = 4,
+) -> Suggestion:
+    """Find the plan that fits and costs the least time.
+
+    Args:
+        shape: The model and its training.
+        hbm: Bytes of the device.
+        host: Bytes of host memory for each device; no limit when left out.
+        device: The kind of device.
+        hardware: The machine's rates, for the time.
+        permits: Whether a plan is allowed; those that the rules of compatibility do not refuse when
+            left out.
+        runners_up: How many others to show.
+
+    Returns:
+        The plan, or by how much none fits. Of plans that cost the same,
+        the one with fewer features.
+
+    Raises:
+        ConfigError: When `hbm` or `host` is no whole number above 0.
+    """
+    check_count("hbm", hbm)
+    if host is not None:
+        check_count("host", host)
+    search = _Search(Estimator(Blueprint(shape, device), hardware or Hardware()), hbm, host)
+    allowed = permits or _without_errors
+    found: list[Estimate] = []
+    least: list[Estimate] = []
+    for family in families(shape, device):
+        if family.features and not allowed(family.plan(0)):
+            continue
+        dial = 0 if not allowed(family.plan(family.turns)) else family.turns
+        fitting, smallest = search.first_that_fits(family, dial)
+        least.append(smallest)
+        found += [fitting] if fitting is not None else []
+    plain = search.plain
+    found.sort(key=_cost)
+    if found:
+        shown = [Candidate(one, _why(one, plain)) for one in found[: runners_up + 1]]
+        return Suggestion(hbm, plain, shown[0], tuple(shown[1:]))
+    least.sort(key=lambda one: (one.peak_bytes, _cost(one)))
+    return Suggestion(
+        hbm,
+        plain,
+        None,
+        tuple(Candidate(one, _why(one, plain)) for one in least[:runners_up]),
+        short_by=max(0, least[0].peak_bytes - hbm),
+        advice=tuple(_advice(least[0], hbm)),
+    )
+
+
+class _Search:
+    """Looks for the first plan of a family that fits."""
+
+    def __init__(self, estimator: Estimator, hbm: int, host: int | None) -> None:
+        self._estimator = estimator
+        self._hbm, self._host = hbm, host
+        self.plain = estimator.estimate(Plan())
+
+    def first_that_fits(self, family: Family, turns: int) -> tuple[Estimate | None, Estimate]:
+        """Halve the dial.
+
+        Returns:
+            The plan with the fewest layers that run again; and the smallest that was looked at.
+        """
+        none = self._estimator.estimate(family.plan(0))
+        if self._fits(none) or not turns:
+            return (none if self._fits(none) else None), none
+        best = self._estimator.estimate(family.plan(turns))
+        smallest = min(none, best, key=lambda one: one.peak_bytes)
+        if not self._fits(best):
+            return None, smallest
+        low, high = 0, turns
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self._estimator.estimate(family.plan(middle))
+            if self._fits(tried):
+                high, best = middle, tried
+            else:
+                low = middle
+        return best, smallest
+
+    def _fits(self, one: Estimate) -> bool:
+        return one.peak_bytes <= self._hbm and (self._host is None or one.host_bytes <= self._host)
+
+
+def _without_errors(plan: Plan) -> bool:
+    """Whether no rule of compatibility refuses a plan."""
+    from ascend_suite.check import check
+
+    return not errors_of(check(plan))
+
+
+def _cost(one: Estimate) -> tuple[float, int, int, list[str]]:
+    names = sorted(one.plan.features)
+    return one.time.seconds, len(names), one.peak_bytes, names
+
+
+def _why(one: Estimate, plain: Estimate) -> str:
+    if not one.plan.features:
+        return f"nothing has to be done: {_gib(one.peak_bytes)} at the highest."
+    text = f"{_gib(one.peak_bytes)} instead of {_gib(plain.peak_bytes)}"
+    text += f", for {100 * (one.time.ratio - 1):.1f} % more time by the model"
+    if one.host_bytes:
+        text += f", and {_gib(one.host_bytes)} of the host"
+    return f"{text}; highest in {one.peak.name}."
+
+
+def _advice(least: Estimate, hbm: int) -> Iterator[str]:
+    """What would help where no plan fits, and what the smallest plan would come to then."""
+    shape = least.shape
+    changes: list[tuple[str, ModelShape]] = []
+    if shape.micro_batch > 1:
+        changes.append(
+            (
+                "a micro-batch half as large",
+                dataclasses.replace(shape, micro_batch=shape.micro_batch // 2),
+            )
+        )
+    if not shape.heads % (2 * shape.tp) and not shape.ffn_size % (2 * shape.tp):
+        changes.append((f"tp={2 * shape.tp}", dataclasses.replace(shape, tp=2 * shape.tp)))
+    if not shape.layers % (2 * shape.pp * shape.vpp):
+        changes.append((f"pp={2 * shape.pp}", dataclasses.replace(shape, pp=2 * shape.pp)))
+    if not shape.seq % (2 * shape.cp):
+        changes.append((f"cp={2 * shape.cp}", dataclasses.replace(shape, cp=2 * shape.cp)))
+    for words, changed in changes:
+        other = estimate(changed, least.plan, device=least.device)
+        enough = "fits" if other.peak_bytes <= hbm else "is not enough"
+        yield f"{words}: {_gib(other.peak_bytes)}, which {enough}."
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,140 @@
+"""Suggestions: they fit, nothing looked at is cheaper, and more memory never costs more."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_core.errors import ConfigError
+from ascend_suite import ModelShape, Suggestion, estimate, suggest
+from ascend_suite.plan import Plan
+
+LLAMA = ModelShape(
+    layers=32, hidden=4096, heads=32, ffn=11008, seq=4096, vocab=32000, positions="rotary",
+    tied=False, dtype="bfloat16", masters=True,
+)  # fmt: skip
+SMALL = ModelShape(layers=6, hidden=256, heads=4, seq=512, vocab=512, micro_batch=8)
+GIB = 2**30
+
+
+def anything(_: Plan) -> bool:
+    return True
+
+
+def seconds(found: Suggestion) -> float:
+    return float("inf") if found.chosen is None else found.chosen.estimate.time.seconds
+
+
+shapes = st.builds(
+    ModelShape,
+    layers=st.integers(1, 6),
+    hidden=st.sampled_from([64, 256, 1024]),
+    heads=st.sampled_from([2, 8]),
+    seq=st.sampled_from([64, 512, 2048]),
+    vocab=st.sampled_from([256, 32000]),
+    micro_batch=st.integers(1, 8),
+    micro_batches=st.integers(1, 3),
+    activation=st.sampled_from(["swiglu", "gelu"]),
+    norm=st.sampled_from(["rms", "layer"]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    masters=st.booleans(),
+    dp=st.sampled_from([1, 4]),
+)
+parts = st.floats(0.05, 1.2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(shape=shapes, part=parts, device=st.sampled_from(["cpu", "npu"]))
+def test_what_is_suggested_fits_and_is_cheapest(
+    shape: ModelShape, part: float, device: str
+) -> None:
+    hbm = max(1, int(part * estimate(shape, device=device).peak_bytes))  # type: ignore[arg-type]
+    found = suggest(shape, hbm=hbm, device=device, permits=anything)  # type: ignore[arg-type]
+    if found.chosen is None:
+        assert found.short_by > 0 and found.runners_up
+        assert found.short_by == found.runners_up[0].estimate.peak_bytes - hbm
+        return
+    plan = found.chosen.estimate.plan
+    assert estimate(shape, plan, device=device).peak_bytes <= hbm  # type: ignore[arg-type]
+    for other in found.runners_up:
+        assert other.estimate.peak_bytes <= hbm
+        assert other.estimate.time.seconds >= seconds(found)
+    if part >= 1:
+        assert not plan.features or seconds(found) < found.plain.time.seconds
+
+
+@settings(max_examples=12, deadline=None)
+@given(shape=shapes, few=parts, many=parts)
+def test_more_memory_never_costs_more(shape: ModelShape, few: float, many: float) -> None:
+    plain = estimate(shape).peak_bytes
+    found = [
+        suggest(shape, hbm=max(1, int(part * plain)), permits=anything)
+        for part in sorted((few, many))
+    ]
+    assert seconds(found[1]) <= seconds(found[0])
+
+
+def test_it_is_the_same_each_time() -> None:
+    assert suggest(LLAMA, hbm=64 * GIB).as_json() == suggest(LLAMA, hbm=64 * GIB).as_json()
+
+
+def test_a_device_that_is_large_enough_needs_nothing() -> None:
+    found = suggest(LLAMA, hbm=200 * GIB)
+    assert found.chosen is not None
+    assert found.chosen.estimate.plan.features == {}
+    assert "nothing has to be done" in found.chosen.why
+
+
+def test_no_more_layers_run_again_than_must() -> None:
+    tight = int(0.5 * estimate(SMALL, device="cpu").peak_bytes)
+    found = suggest(SMALL, hbm=tight, device="cpu")
+    assert found.chosen is not None
+    features = dict(found.chosen.estimate.plan.features)
+    config = features["recompute-layers"]
+    fewer = dataclasses.replace(config, num_layers=config.num_layers - 1)
+    less = Plan({**features, "recompute-layers": fewer})
+    assert estimate(SMALL, less, device="cpu").peak_bytes > tight
+
+
+def test_rules_and_the_host_are_heeded() -> None:
+    asked = suggest(LLAMA, hbm=64 * GIB, permits=lambda plan: "swap-optimizer" in plan.features)
+    assert asked.chosen is not None and "swap-optimizer" in asked.chosen.estimate.plan.features
+    refused = suggest(LLAMA, hbm=64 * GIB, permits=lambda plan: False)
+    assert refused.chosen is None  # only plain, which needs no permission, was looked at
+    short = suggest(LLAMA, hbm=64 * GIB, host=GIB)
+    assert short.chosen is None and suggest(LLAMA, hbm=64 * GIB).chosen is not None
+
+
+def test_a_plan_that_the_rules_refuse_is_not_suggested() -> None:
+    for shape in (LLAMA, dataclasses.replace(LLAMA, dp=8)):
+        from ascend_suite.check import check
+        from ascend_suite.finding import errors_of
+
+        found = suggest(shape, hbm=40 * GIB)
+        assert found.chosen is not None
+        for one in (found.chosen, *found.runners_up):
+            assert not errors_of(check(one.estimate.plan))
+
+
+def test_what_would_help_where_nothing_fits() -> None:
+    found = suggest(dataclasses.replace(LLAMA, micro_batch=2), hbm=20 * GIB)
+    assert found.chosen is None
+    assert found.short_by > 0
+    assert any(text.startswith("a micro-batch half as large") for text in found.advice)
+    assert any(text.startswith("tp=2") and "fits" in text for text in found.advice)
+
+
+def test_it_takes_less_than_a_second() -> None:
+    begin = time.process_time()
+    suggest(LLAMA, hbm=48 * GIB)
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5])
+def test_memory_is_a_whole_number(bad: float) -> None:
+    with pytest.raises(ConfigError, match="hbm is"):
+        suggest(LLAMA, hbm=bad)  # type: ignore[arg-type]
