@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import distributed
 
 from ascend_core.device import available_backends
 from ascend_core.errors import AscendError, ConfigError, FeatureNotFoundError, UnavailableError
@@ -14,6 +15,7 @@ from ascend_suite.demo.choice import choose_features
 from ascend_suite.demo.result import Status
 from ascend_suite.demo.runner import run_demo
 from ascend_suite.demo.settings import DemoSettings
+from ascend_suite.demo.variants import planned_steps
 
 
 @pytest.mark.parametrize("device", available_backends())
@@ -156,16 +158,68 @@ def test_the_chosen_features_come_in_the_order_that_was_asked_for(features: Modu
     installed = {"a": features.HONEST, "b": features.WRONG, "c": features.GREEDY}
     assert list(choose_features(["c", "a"], installed)) == ["c", "a"]
     assert choose_features(None, installed) == installed
-    alone = {name: feature for name, feature in discover().items() if not feature.needs_ranks}
-    assert choose_features() == alone
+    assert choose_features() == discover()
 
 
-def test_a_feature_between_ranks_is_not_shown(features: ModuleType) -> None:
-    between = dataclasses.replace(features.HONEST, needs_ranks=True)
-    installed = {"a": features.WRONG, "b": between}
-    assert list(choose_features(None, installed)) == ["a"]
-    with pytest.raises(UnavailableError, match="the demo cannot show b"):
-        choose_features(["b"], installed)
+def test_features_are_compared_with_what_they_are_for(tiny: DemoSettings) -> None:
+    """BF16 weights with BF16 weights, and what needs ranks has one."""
+    names = ["reuse-fp32-param", "reduce-gradients", "shard-optimizer"]
+    done: Counter[str] = Counter()
+
+    def note(name: str, part: str, steps: int) -> None:
+        done[name] += steps
+
+    chosen = choose_features(names)
+    result = run_demo(tiny, features=chosen, device="cpu", on_steps=note)
+    assert result.failures == ()
+    assert [run.feature for run in result.runs] == ["plain", "plain bf16", *names]
+    plain, bf16, reuse, reduce, shard = result.runs
+    assert [run.against for run in result.runs] == ["plain", *["plain bf16"] * 2, *["plain"] * 2]
+    assert all(run.bitwise_equal is True for run in result.runs)
+    assert reuse.losses == bf16.losses != plain.losses[: len(bf16.losses)]
+    assert bf16.peak_bytes is not None and reuse.peak_bytes is not None
+    # Two bytes of each parameter, and what a step has beside.
+    assert reuse.saved_bytes == bf16.peak_bytes - reuse.peak_bytes
+    assert reuse.saved_bytes > result.parameters
+    assert reduce.report["collectives"] > 0 and shard.report["gathers"] > 0
+    assert shard.features == ("reduce-gradients", "shard-optimizer")
+    assert not distributed.is_initialized()
+    assert sum(done.values()) == planned_steps(tiny, chosen)
+
+
+def test_the_best_combination_is_measured_behind_its_features(tiny: DemoSettings) -> None:
+    chosen = choose_features(
+        ["recompute-norm", "recompute-layers", "fused-ops", "reduce-gradients"]
+    )
+    done: Counter[str] = Counter()
+
+    def note(name: str, part: str, steps: int) -> None:
+        done[name] += steps
+
+    settings = dataclasses.replace(tiny, layers=4, seq=64, batch=8)
+    result = run_demo(settings, features=chosen, device="cpu", on_steps=note)
+    names = ["plain", "recompute-norm", "recompute-layers", "fused-ops", "best combination"]
+    assert [run.feature for run in result.runs] == [*names, "reduce-gradients"]
+    layers, best = result.runs[2], result.runs[4]
+    assert best.features == ("fused-ops", "recompute-layers")
+    assert best.peak_bytes is not None and layers.peak_bytes is not None
+    assert best.peak_bytes < layers.peak_bytes
+    assert best.step_time_ratio is not None and not best.bitwise_promised
+    assert set(best.report) >= {"fused", "layers"}
+    assert list(result.timelines) == [run.feature for run in result.runs]
+    assert sum(done.values()) == planned_steps(settings, chosen)
+
+
+def test_one_feature_alone_is_no_combination(tiny: DemoSettings) -> None:
+    chosen = choose_features(["recompute-layers", "swap-optimizer"])
+    done: Counter[str] = Counter()
+
+    def note(name: str, part: str, steps: int) -> None:
+        done[name] += steps
+
+    result = run_demo(tiny, features=chosen, device="cpu", on_steps=note)
+    assert [run.feature for run in result.runs] == ["plain", *chosen]  # on a CPU swap only costs
+    assert sum(done.values()) == planned_steps(tiny, chosen)
 
 
 def test_an_unknown_feature_is_answered_with_those_that_are_installed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ascend_core.errors import FeatureNotFoundError, UnavailableError
+from ascend_core.errors import FeatureNotFoundError
 from ascend_core.feature import Feature, discover
 
 __all__ = ["choose_features"]
@@ -16,8 +16,7 @@ def choose_features(
     """Choose the features that the demo shows.
 
     Args:
-        names: Their names, in the order of the table; every installed one that works in a single
-            process when left out.
+        names: Their names, in the order of the table; every installed one when left out.
         installed: The features to choose from, by name; those that installed packages offer when
             left out.
 
@@ -26,22 +25,15 @@ def choose_features(
 
     Raises:
         FeatureNotFoundError: When a name is not among the installed features.
-        UnavailableError: When one works between processes only.
     """
     offered = discover() if installed is None else installed
     if names is None:
-        return {name: feature for name, feature in offered.items() if not feature.needs_ranks}
+        return dict(offered)
     for name in names:
         if name not in offered:
             raise FeatureNotFoundError(
                 f"there is no feature called {name!r}.",
                 why=f"the installed packages offer: {', '.join(offered) or 'none'}.",
                 instead="check the spelling, or install the package that offers it.",
-            )
-        if offered[name].needs_ranks:
-            raise UnavailableError(
-                f"the demo cannot show {name}.",
-                why="it works between processes, and the demo is one.",
-                instead="leave it out here; its page in the documentation has a program to try.",
             )
     return {name: offered[name] for name in names}

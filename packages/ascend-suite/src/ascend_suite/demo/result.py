@@ -17,10 +17,17 @@ from ascend_suite.demo.settings import DemoSettings
 if TYPE_CHECKING:
     from ascend_core.memory import MemoryTimeline
 
-__all__ = ["PLAIN", "DemoResult", "Run", "Status"]
+__all__ = ["BEST", "PLAIN", "PLAIN_BF16", "DemoResult", "Run", "Status"]
 
 PLAIN = "plain"
 """The name of the run without any feature, which the others are compared with."""
+
+PLAIN_BF16 = "plain bf16"
+"""That of BF16 weights with FP32 masters beside, which features that need BF16 are compared with.
+"""
+
+BEST = "best combination"
+"""The name of the run with those features together that take the least memory."""
 
 
 class Status(enum.StrEnum):
@@ -37,7 +44,9 @@ class Run:
     """One training run of the demo. What could not be found out is None.
 
     Attributes:
-        feature: Name of the feature that was on, or `"plain"`.
+        feature: Name of the feature that was on, `"plain"`, or another name of those above.
+        against: Name of the run that it is compared with.
+        features: Names of all features that were on.
         status: How the run ended.
         bitwise_promised: Whether the feature promises the plain run's bits.
         peak_bytes: Most device memory in use at once, weights and optimizer state included.
@@ -54,6 +63,8 @@ class Run:
     """
 
     feature: str
+    against: str = PLAIN
+    features: tuple[str, ...] = ()
     status: Status = Status.FINISHED
     bitwise_promised: bool = True
     peak_bytes: int | None = None
@@ -107,6 +118,10 @@ class DemoResult:
     runs: tuple[Run, ...]
     timelines: Mapping[str, MemoryTimeline]
 
+    def plain_of(self, run: Run) -> Run | None:
+        """The run that one is compared with."""
+        return next((one for one in self.runs if one.feature == run.against), None)
+
     @property
     def failures(self) -> tuple[str, ...]:
         """Say, one sentence each, what makes the demo a failure; nothing when it is a success.
@@ -119,10 +134,10 @@ class DemoResult:
         """
         if not any(run.status is Status.FINISHED for run in self.runs):
             return ("no run finished: choose a smaller model, batch or sequence",)
-        plain_finished = self.runs[0].status is Status.FINISHED
+        finished = {run.feature for run in self.runs if run.status is Status.FINISHED}
         failures = []
         for run in self.runs:
-            if run.status is Status.OUT_OF_MEMORY and plain_finished:
+            if run.status is Status.OUT_OF_MEMORY and run.against in finished:
                 failures.append(f"{run.feature} ran out of memory where the plain run did not")
             if run.status is Status.FINISHED and not run.loss_fell:
                 failures.append(

@@ -9,6 +9,10 @@ each run is trained from its seed in three separate parts, and only one training
     time      rounds of a few steps, in which the runs take turns, because machines have slow
               minutes; the ratio to the plain run is taken within a round, where both met the same
               machine, and every other round goes backwards, so that no run always goes first
+
+What needs BF16 weights is compared with BF16 weights that have FP32 masters beside, over fewer
+steps: a CPU is slow at them. What needs ranks gets a group of one: it is compared with the plain
+run, and shows what it costs, since there is nothing to average or to divide.
 """
 
 from __future__ import annotations
@@ -26,13 +30,22 @@ import torch
 from ascend_core.device import Backend, backend_of, current_backend, device_of
 from ascend_core.errors import NothingToDoError, UnavailableError
 from ascend_core.feature import Feature
-from ascend_core.memory import MemoryTimeline, PeakMeasurement, measure_peak
+from ascend_core.memory import MemoryTimeline, measure_peak
 from ascend_core.rng import RngState
+from ascend_suite._order import in_order
+from ascend_suite.demo.best import best_combination
 from ascend_suite.demo.choice import choose_features
 from ascend_suite.demo.corpus import Batch, corpus, draw_batches
-from ascend_suite.demo.result import PLAIN, DemoResult, Run, Status
+from ascend_suite.demo.result import BEST, PLAIN, DemoResult, Run, Status
 from ascend_suite.demo.settings import DemoSettings
 from ascend_suite.demo.training import Outcome, Training
+from ascend_suite.demo.variants import (
+    Variant,
+    named,
+    of_plain,
+    steps_for_best,
+    variants_of,
+)
 
 __all__ = ["OnSteps", "run_demo"]
 
@@ -56,11 +69,12 @@ def run_demo(
         features: The features to show, by name; see `choose_features`.
         device: Where to train, such as `"cpu"` or `"cuda:1"`; the best device that is present
             (npu, cuda, cpu) when left out.
-        on_steps: Told about progress; each run reports `settings.steps_per_run` steps in all.
+        on_steps: Told about progress; all runs report `planned_steps` steps together.
 
     Returns:
-        The runs, plain first. A run that ran out of memory, or whose feature finds nothing to do in
-        the model or lacks something on this machine, is among them with that status.
+        The runs, plain first, and the best combination behind the features that it is of. A run
+        that ran out of memory, or whose feature finds nothing to do in the model or lacks something
+        on this machine, is among them with that status.
 
     Raises:
         AscendError: When the device or a feature cannot be had or turned on.
@@ -70,39 +84,25 @@ def run_demo(
     place = current_backend().device() if device is None else device_of(device)
     batches = _draw(settings, place)
     lab = _Lab(settings, backend_of(place), place, batches, on_steps or (lambda *_: None))
-    variants = [_Variant(PLAIN, (), settings.steps_per_run)]
-    variants += [_Variant(name, (f,), settings.steps_per_run) for name, f in chosen.items()]
+    variants = variants_of(settings, chosen)
     with _reproducible(place):
-        for part in (lab.measure_memory, lab.train):
-            for variant in variants:
-                lab.attempt(variant, part)
+        for variant in variants:
+            lab.attempt(variant, lab.measure_memory)
+        variants = lab.with_best(variants, chosen)
+        for variant in variants:
+            lab.attempt(variant, lab.train)
         for number in range(settings.time_rounds):
             for variant in variants if number % 2 == 0 else reversed(variants):
-                lab.attempt(variant, lab.time_round)
+                if number < variant.settings.time_rounds:
+                    lab.attempt(variant, lab.time_round)
     return DemoResult(
         settings=settings,
         device=str(place),
         torch_version=torch.__version__,
         parameters=max(variant.parameters for variant in variants),
-        runs=tuple(_as_run(variant, variants[0]) for variant in variants),
+        runs=tuple(_as_run(variant, named(variants, variant.against)) for variant in variants),
         timelines=_timelines(variants),
     )
-
-
-@dataclasses.dataclass
-class _Variant:
-    """One run of the demo while it is being measured."""
-
-    name: str
-    features: tuple[Feature, ...]
-    steps_left: int
-    status: Status = Status.FINISHED
-    reason: str | None = None
-    parameters: int = 0
-    memory: PeakMeasurement | None = None
-    outcome: Outcome | None = None
-    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    round_seconds: list[float] = dataclasses.field(default_factory=list)
 
 
 class _Lab:
@@ -122,7 +122,7 @@ class _Lab:
         self.batches = batches
         self.on_steps = on_steps
 
-    def attempt(self, variant: _Variant, part: Callable[[_Variant], None]) -> None:
+    def attempt(self, variant: Variant, part: Callable[[Variant], None]) -> None:
         """Carry out one part of a run, unless an earlier one could not be.
 
         It begins without anything that an earlier part left, be it that one's error or the blocks
@@ -142,29 +142,58 @@ class _Lab:
             variant.status, variant.reason = status, str(error)
             self._advance(variant, status.value, variant.steps_left)
 
-    def measure_memory(self, variant: _Variant) -> None:
+    def with_best(
+        self, variants: Sequence[Variant], features: Mapping[str, Feature]
+    ) -> list[Variant]:
+        """The runs, with that of the best combination behind the features that it is of."""
+        candidates = of_plain(features)
+        ran = (Status.FINISHED, Status.OUT_OF_MEMORY)
+        peaks = {v.name: _peak_of(v) for v in variants if v.status in ran}
+        alone = {name: peak for name, peak in peaks.items() if name in candidates}
+        tried: list[Variant] = []
+
+        def measure(together: Sequence[Feature]) -> int | None:
+            ordered = tuple(in_order(together))
+            steps = self.settings.memory_steps
+            tried.append(Variant(BEST, self.settings, ordered, steps_left=steps))
+            self.attempt(tried[-1], self.measure_memory)
+            return _peak_of(tried[-1])
+
+        layers = self.settings.layers
+        chosen = best_combination(alone, candidates, peaks.get(PLAIN), layers, measure)
+        best = [one for one in tried if set(one.features) == set(chosen)]
+        left = steps_for_best(self.settings, candidates) - len(tried) * self.settings.memory_steps
+        for variant in best:
+            variant.steps_left = self.settings.steps_per_run - self.settings.memory_steps
+            left -= variant.steps_left
+        if left:  # of combinations that were not tried
+            self.on_steps(BEST, "choice", left)
+        place = 1 + len(candidates)
+        return [*variants[:place], *best, *variants[place:]]
+
+    def measure_memory(self, variant: Variant) -> None:
         """Measure the peak of the first steps, from before the model exists."""
         with measure_peak(self.device) as variant.memory, self._training(variant) as training:
-            for batch in self.batches[: self.settings.memory_steps]:
+            for batch in self.batches[: variant.settings.memory_steps]:
                 self._step(training, batch, variant, "memory")
 
-    def train(self, variant: _Variant) -> None:
+    def train(self, variant: Variant) -> None:
         """Train all steps, and keep what they came to."""
         with self._training(variant) as training:
             losses = [
                 self._step(training, batch, variant, "training")
-                for batch in self.batches[: self.settings.steps]
+                for batch in self.batches[: variant.settings.steps]
             ]
             variant.outcome = Outcome.of(losses, training.model)
             variant.report = training.report()
             variant.parameters = sum(p.numel() for p in training.model.parameters())
 
-    def time_round(self, variant: _Variant) -> None:
+    def time_round(self, variant: Variant) -> None:
         """Time a few steps, after one that makes the optimizer's state and warms up."""
         seconds = []
         with self._training(variant) as training:
             self._step(training, self.batches[0], variant, "time")
-            for batch in self.batches[1 : 1 + self.settings.timed_steps]:
+            for batch in self.batches[1 : 1 + variant.settings.timed_steps]:
                 self.backend.synchronize(self.device)
                 begin = time.perf_counter()
                 training.step(batch)
@@ -173,17 +202,25 @@ class _Lab:
                 self._advance(variant, "time", 1)
         variant.round_seconds.append(statistics.median(seconds))
 
-    def _training(self, variant: _Variant) -> Training:
-        return Training(self.settings, self.device, variant.features)
+    def _training(self, variant: Variant) -> Training:
+        return Training(
+            variant.settings, self.device, variant.features, variant.configs, bf16=variant.bf16
+        )
 
-    def _step(self, training: Training, batch: Batch, variant: _Variant, part: str) -> float:
+    def _step(self, training: Training, batch: Batch, variant: Variant, part: str) -> float:
         loss = training.step(batch)
         self._advance(variant, part, 1)
         return loss
 
-    def _advance(self, variant: _Variant, part: str, steps: int) -> None:
+    def _advance(self, variant: Variant, part: str, steps: int) -> None:
         variant.steps_left -= steps
         self.on_steps(variant.name, part, steps)
+
+
+def _peak_of(variant: Variant) -> int | None:
+    if variant.status is not Status.FINISHED or variant.memory is None:
+        return None
+    return variant.memory.peak_bytes
 
 
 def _draw(settings: DemoSettings, device: torch.device) -> list[Batch]:
@@ -206,9 +243,11 @@ def _draw(settings: DemoSettings, device: torch.device) -> list[Batch]:
         ) from error
 
 
-def _as_run(variant: _Variant, plain: _Variant) -> Run:
+def _as_run(variant: Variant, plain: Variant) -> Run:
     run = Run(
         feature=variant.name,
+        against=variant.against,
+        features=tuple(feature.name for feature in variant.features),
         status=variant.status,
         bitwise_promised=all(feature.bitwise for feature in variant.features),
         reason=variant.reason,
@@ -226,8 +265,11 @@ def _as_run(variant: _Variant, plain: _Variant) -> Run:
     if plain.status is not Status.FINISHED:
         return run
     assert plain.memory is not None and plain.outcome is not None
-    difference = variant.outcome.difference_from(plain.outcome)
-    ratios = [a / b for a, b in zip(variant.round_seconds, plain.round_seconds, strict=True)]
+    ours, theirs = variant.outcome, plain.outcome
+    if any(feature.wraps for feature in variant.features):  # whole gradients are nowhere
+        ours, theirs = (dataclasses.replace(one, gradients={}) for one in (ours, theirs))
+    difference = ours.difference_from(theirs)
+    ratios = [a / b for a, b in zip(variant.round_seconds, plain.round_seconds, strict=False)]
     return dataclasses.replace(
         run,
         saved_bytes=plain.memory.peak_bytes - variant.memory.peak_bytes,
@@ -238,7 +280,7 @@ def _as_run(variant: _Variant, plain: _Variant) -> Run:
     )
 
 
-def _timelines(variants: Sequence[_Variant]) -> dict[str, MemoryTimeline]:
+def _timelines(variants: Sequence[Variant]) -> dict[str, MemoryTimeline]:
     """Name the timelines; that of a run that broke off for want of memory says so."""
     found = {}
     for variant in variants:

@@ -90,6 +90,14 @@ class DemoSettings:
         """Training steps of one run, over its memory, training and time parts."""
         return self.memory_steps + self.steps + self.time_rounds * (1 + self.timed_steps)
 
+    def briefly(self, *, steps: int | None = None) -> DemoSettings:
+        """The same with fewer rounds of timing, and at most so many steps, for a slower run."""
+        return dataclasses.replace(
+            self,
+            steps=self.steps if steps is None else min(self.steps, steps),
+            time_rounds=min(self.time_rounds, 2),
+        )
+
     def _require_at_least(self, name: str, least: int, why: str) -> None:
         value = getattr(self, name)
         if value < least:

@@ -16,9 +16,10 @@ from rich.text import Text
 from ascend_core.errors import ConfigError
 from ascend_core.feature import Feature
 from ascend_core.memory import plot_timelines
-from ascend_suite.demo.result import PLAIN, DemoResult, Run, Status
+from ascend_suite.demo.result import BEST, PLAIN_BF16, DemoResult, Run, Status
 from ascend_suite.demo.runner import run_demo
 from ascend_suite.demo.settings import DemoSettings
+from ascend_suite.demo.variants import planned_steps
 
 __all__ = ["as_table", "show_demo"]
 
@@ -103,17 +104,17 @@ def as_table(result: DemoResult) -> Table:
     table.add_column("Loss\nidentical\nto the bit", justify="center")
     table.add_column("Final\nloss", justify="right")
     for run in result.runs:
-        table.add_row(*_cells(run, result.runs[0]))
+        table.add_row(*_cells(run, result.plain_of(run)))
     return table
 
 
-def _cells(run: Run, plain: Run) -> tuple[str | Text, ...]:
+def _cells(run: Run, plain: Run | None) -> tuple[str | Text, ...]:
     if run.status is not Status.FINISHED:
         return run.feature, run.status.value, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN
     assert run.peak_bytes is not None and run.final_loss is not None
     saved = ratio = _UNKNOWN
     identical: str | Text = _ALONE
-    if run.saved_bytes is not None and plain.peak_bytes and run is not plain:
+    if run.saved_bytes is not None and plain and plain.peak_bytes and run is not plain:
         saved = f"{run.saved_bytes / _MIB:.1f} MiB\n({run.saved_bytes / plain.peak_bytes:.0%})"
     if run.step_time_ratio is not None:
         ratio = f"{run.step_time_ratio:.2f} x"
@@ -132,12 +133,39 @@ def _explain(result: DemoResult, features: Mapping[str, Feature], console: Conso
             )
         if run.bitwise_equal is False and not run.bitwise_promised:
             console.print(_rounding(run), highlight=False, markup=False)
+    for remark in _remarks(result, features):
+        console.print(remark, highlight=False, markup=False)
     moving = [name for name, feature in features.items() if feature.moves_to_host]
     if moving and result.device == "cpu":
         console.print(
             f"{', '.join(moving)}: moves memory to the host. For a CPU that is the same memory, so "
             "it only costs here; try --device npu."
         )
+
+
+def _remarks(result: DemoResult, features: Mapping[str, Feature]) -> list[str]:
+    """Say what the rows are that are not a feature alone beside the plain run."""
+    runs = {run.feature: run for run in result.runs}
+    remarks = []
+    if BEST in runs:
+        remarks.append(
+            f"{BEST}: {' + '.join(runs[BEST].features)}. Of the features that lower the peak, the "
+            "one that does most, and each further one that no rule refuses and that lowers it more."
+        )
+    if PLAIN_BF16 in runs:
+        against = [r.feature for r in result.runs if r.against == PLAIN_BF16 != r.feature]
+        remarks.append(
+            f"{', '.join(against)}: compared with {PLAIN_BF16}, BF16 weights with FP32 masters "
+            f"beside them, over {len(runs[PLAIN_BF16].losses)} steps."
+        )
+    between = [name for name, feature in features.items() if feature.needs_ranks]
+    if between:
+        remarks.append(
+            f"{', '.join(between)}: one rank alone. This shows that bits are the same, and what it "
+            "costs; what it is for shows between ranks. (shard-optimizer leaves whole gradients "
+            "nowhere: losses and weights are compared.)"
+        )
+    return remarks
 
 
 def _verdict(run: Run) -> Text:
@@ -165,9 +193,9 @@ def _run_with_progress(
         TextColumn("steps"),
         TimeElapsedColumn(),
     )
-    width = max(len(name) for name in (PLAIN, *features))
+    width = max(len(name) for name in (BEST, *features))
     with Progress(*columns, console=console) as progress:
-        total = (1 + len(features)) * settings.steps_per_run
+        total = planned_steps(settings, features)
         task = progress.add_task("starting", total=total)
 
         def on_steps(name: str, part: str, steps: int) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from ascend_core.errors import UnavailableError
-from ascend_core.feature import Feature, Handle
+from ascend_core.feature import Feature
+from ascend_core.optim import windowed
 from ascend_core.testing import bitwise_equal
+from ascend_suite._order import in_order
 from ascend_suite.demo.corpus import Batch
 from ascend_suite.demo.gpt import GPT, GPTConfig
 from ascend_suite.demo.settings import HEAD_SIZE, DemoSettings
+from ascend_suite.plan import Plan
+from ascend_suite.session import Session
 
 __all__ = ["Outcome", "Training"]
 
@@ -26,31 +31,53 @@ _LEARNING_RATE_WIDTH = 128
 class Training:
     """A model in training, from the seed on.
 
-    As a context manager it turns its features off again, the last one first.
+    As a context manager it turns its features off again, the last one first. Where a feature works
+    between ranks, this process is a group of one for as long.
 
     Args:
         settings: The model's shape, and the seed.
         device: Where the model is trained.
-        features: Turned on in this order: those for the model, then, once the optimizer exists,
-            those for the optimizer. When the handle of one of the latter is itself an optimizer,
-            that one is stepped from then on.
+        features: Turned on in the order that fits them.
+        configs: Options of features, by name; their defaults where left out.
+        bf16: Whether weights are BF16. Without a feature for that their FP32 masters are beside.
     """
 
     def __init__(
-        self, settings: DemoSettings, device: torch.device, features: Sequence[Feature] = ()
+        self,
+        settings: DemoSettings,
+        device: torch.device,
+        features: Sequence[Feature] = (),
+        configs: Mapping[str, Any] | None = None,
+        *,
+        bf16: bool = False,
     ) -> None:
         torch.manual_seed(settings.seed)
         self.model = GPT(_model_config(settings)).to(device)
-        self._handles: list[Handle] = []
+        if bf16:
+            self.model.bfloat16()
+        given: torch.optim.Optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=_learning_rate(settings.hidden)
+        )
+        if bf16 and not any(feature.needs_bf16 for feature in features):
+            given = windowed(given, master_weights=True)
+        chosen = {f.name: (configs or {}).get(f.name, f.config()) for f in features}
+        self._undo = contextlib.ExitStack()
+        if any(feature.needs_ranks for feature in features):
+            self._undo.enter_context(_group_of_one(device))
+        self._session = Session(Plan(chosen), (), self.model, given, None)
         try:
-            self._apply(features, "model", self.model)
-            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                self.model.parameters(), lr=_learning_rate(settings.hidden)
-            )
-            self._apply(features, "optimizer", self.optimizer)
-        except BaseException:
-            self.close()
+            self._session.turn_on(in_order(features), {})
+        except BaseException as error:
+            self._session.give_up(error)
+            self._undo.close()
             raise
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that steps: the plain one, or what stands for it."""
+        optimizer = self._session.optimizer
+        assert optimizer is not None
+        return optimizer
 
     def step(self, batch: Batch) -> float:
         """Train on one batch.
@@ -68,12 +95,13 @@ class Training:
 
     def report(self) -> Mapping[str, Any]:
         """Return what the features say about themselves, in one mapping."""
-        return {key: value for handle in self._handles for key, value in handle.report().items()}
+        rows = self._session.report().features
+        return {key: value for row in rows for key, value in row.values.items()}
 
     def close(self) -> None:
         """Turn the features off, the last one first."""
-        while self._handles:
-            self._handles.pop().remove()
+        with self._undo:
+            self._session.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -84,21 +112,29 @@ class Training:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        with self._undo:
+            self._session.__exit__(kind, error, traceback)
 
-    def _apply(self, features: Sequence[Feature], target: str, to: object) -> None:
-        for feature in features:
-            if feature.needs_bf16:
-                raise UnavailableError(
-                    f"{feature.name} works on BF16 weights, and the demo trains FP32 ones.",
-                    why="a CPU takes many times as long for BF16 matrices.",
-                    instead=f"read what it saves on its page, {feature.name}.md.",
-                )
-            if feature.target == target:
-                handle = feature.apply(to)
-                self._handles.append(handle)
-                if isinstance(handle, torch.optim.Optimizer):
-                    self.optimizer = to = handle
+
+@contextlib.contextmanager
+def _group_of_one(device: torch.device) -> Iterator[None]:
+    """Let this process be a group of one rank, unless it is in a group already."""
+    if not distributed.is_available():
+        raise UnavailableError("this torch has no torch.distributed.", instead="install another.")
+    if distributed.is_initialized():
+        yield
+        return
+    backend = distributed.get_default_backend_for_device(device)
+    distributed.init_process_group(
+        backend if device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}",
+        store=distributed.HashStore(),  # type: ignore[attr-defined]
+        rank=0,
+        world_size=1,
+    )
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 @dataclasses.dataclass(frozen=True)
