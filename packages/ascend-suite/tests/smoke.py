@@ -14,4 +14,6 @@ assert "recompute-activation" in discover(), "the suite brings the features"
 
 [command] = metadata.entry_points(group="console_scripts", name="ascend-suite")
 program = f"import sys; from {command.module} import {command.attr}; sys.exit({command.attr}())"
-subprocess.run([sys.executable, "-c", program, "--help"], check=True, stdout=subprocess.DEVNULL)
+for arguments, read in ((["--help"], ""), (["check", "-"], "[recompute-norm]")):
+    command_line = [sys.executable, "-c", program, *arguments]
+    subprocess.run(command_line, input=read.encode(), check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The demo on the real torch_npu over a simulated NPU that is too small for the plain run.
+"""The demo and the doctor on the real torch_npu over a simulated NPU, too small for the plain run.
 
 Runs with `--npu-sim`, of whatever schedule: the command starts a device of its own.
 """
@@ -25,9 +25,33 @@ pytestmark = pytest.mark.skipif(
 HBM = "168M"
 
 
+SIMULATOR = "import sys; from ascend_sim.cli import main; sys.exit(main())"
+
+
+def test_doctor_sees_the_simulated_npus_and_what_can_be_locked() -> None:
+    device = ["run", "--schedule=eager", "--devices=2", f"--hbm={HBM}"]
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATOR, *device, "-m", "ascend_suite", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found["findings"]
+    machine = found["machine"]
+    npu, cuda = machine["accelerators"]
+    assert npu["unavailable"] is None and cuda["devices"] == []
+    assert [device["total_bytes"] for device in npu["devices"]] == [168 << 20] * 2
+    assert npu["capabilities"]["fused_swiglu"] is True
+    assert machine["torch_npu"]["version"] and machine["torch_npu"]["failure"] is None
+    assert machine["memory"]["pin_failure"] is None
+    assert machine["memory"]["pinned_bytes"] >= 32 << 20
+    rules = {finding["rule"] for finding in found["findings"]}
+    assert not {"machine/no-device", "machine/torch-npu", "machine/operators"} & rules
+
+
 def test_on_a_small_npu_plain_is_out_of_memory_and_recompute_trains(tmp_path: Path) -> None:
     figures = tmp_path / "demo.json"
-    simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
     device = ["run", "--schedule=eager", f"--hbm={HBM}"]
     demo = [
         "demo",
@@ -37,7 +61,7 @@ def test_on_a_small_npu_plain_is_out_of_memory_and_recompute_trains(tmp_path: Pa
         f"--json={figures}",
     ]
     done = subprocess.run(
-        [sys.executable, "-c", simulator, *device, "-m", "ascend_suite", *demo],
+        [sys.executable, "-c", SIMULATOR, *device, "-m", "ascend_suite", *demo],
         env={**os.environ, "COLUMNS": "80"},
         capture_output=True,
         text=True,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from ascend_core.errors import AscendError, UnavailableError
@@ -23,16 +26,37 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Raises:
         SystemExit: Always. Its code is 0 for success, 1 when what the command checked does not
-            hold, and 2 when the command could not do what it was asked for.
+            hold, 2 when the command could not do what it was asked for, and 130 when it was
+            interrupted.
     """
-    try:
-        _require_extra()
-        from ascend_suite._app import app
+    with _ended_by_a_closed_pipe():
+        try:
+            _require_extra()
+            from ascend_suite._app import app
 
-        app(args=argv, prog_name="ascend-suite")
-    except AscendError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            app(args=argv, prog_name="ascend-suite")
+        except AscendError as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
     raise SystemExit(_EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def _ended_by_a_closed_pipe() -> Iterator[None]:
+    """Let whoever closes our output end us without a word, as other Unix programs are: `| head`.
+
+    Python ignores the signal by default, and then raises at every further line. Its setting is that
+    of before afterwards. What is still buffered is written under ours.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        signal.signal(signal.SIGPIPE, before)
 
 
 def _require_extra() -> None:
