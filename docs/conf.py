@@ -12,6 +12,7 @@ author = "The Ascend Suite authors"
 copyright = author
 
 extensions = [
+    "command_line",
     "compatibility_rules",
     "config_options",
     "feature_matrix",
