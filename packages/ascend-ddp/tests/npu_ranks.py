@@ -101,11 +101,11 @@ def nothing(*args: Any) -> None:
     pass
 
 
-def wait_for_the_latest(self: Any, running: Any, number: int, flat: Tensor) -> None:
+def wait_for_the_latest(self: Any, running: Any, number: int, bucket: Any) -> None:
     """`Fillers.wait`, for those alone that have filled since the last bucket left."""
     current = torch.npu.current_stream()
     for streams in running.filled_on.values():
-        for stream in streams.values():
+        for stream in streams:
             if stream != current:
                 current.wait_stream(stream)
         streams.clear()

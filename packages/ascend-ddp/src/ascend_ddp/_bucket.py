@@ -37,6 +37,8 @@ class Bucket:
     Attributes:
         flat: [plan.numel]; what is between the slots is zero, and stays so.
         shard: [plan.numel / ranks]: this rank's part of the sums, where gradients are scattered.
+        backend: Of its device.
+        device: Where it is; asked for once, since a gradient is a matter of microseconds.
         work: The collective, while it travels.
         missing: How often gradients of its parameters are still to come, until it is full.
     """
@@ -52,6 +54,8 @@ class Bucket:
         first = parameters[plan.slots[0].parameter]
         self.flat = torch.zeros(plan.numel, dtype=dtype or first.dtype, device=first.device)
         self.shard = torch.zeros_like(self.flat[: plan.numel // ranks]) if ranks else None
+        self.backend = backend_of(self.flat)
+        self.device = self.flat.device
         self.work: distributed.Work | None = None
         self.missing = 0
         self._parameters = parameters
@@ -75,11 +79,21 @@ class Bucket:
 
     def fold(self, index: int) -> None:
         """Let `p.grad` be the view, with the values that it has; nothing where it is None."""
-        parameter, view = self._parameters[index], self._views[index]
-        if parameter.grad is None or parameter.grad is view:
+        parameter = self._parameters[index]
+        grad = parameter.grad
+        if grad is not None:
+            self.take(index, parameter, grad)
+
+    def take(self, index: int, parameter: nn.Parameter, grad: Tensor) -> None:
+        """Let the gradient of a parameter, `p.grad`, be the view; nothing where it is."""
+        view = self._views[index]
+        if grad is view:
             return
-        view.copy_(parameter.grad.detach())
-        self._let_be(parameter, view)
+        view.copy_(grad.detach() if grad.requires_grad else grad)
+        if grad.dtype == view.dtype:
+            parameter.grad = view
+        else:
+            self._let_be(parameter, view)
 
     def let_go(self) -> list[bool]:
         """Make ready to travel: no `p.grad` is a view, and slots without a gradient are zero.
@@ -88,12 +102,15 @@ class Bucket:
             For each slot whether it has a gradient.
         """
         held = []
-        for index in self.indices:
-            self.fold(index)
-            held.append(self.holds(index))
-            if not held[-1]:
-                self._views[index].zero_()
-            self._let_be(self._parameters[index], None)
+        for index, view in self._views.items():
+            parameter = self._parameters[index]
+            grad = parameter.grad
+            held.append(grad is not None)
+            if grad is None:
+                view.zero_()
+            else:
+                self.take(index, parameter, grad)
+            self._let_be(parameter, None)
         return held
 
     def add(self, index: int, part: Tensor, rank: int) -> None:
@@ -133,16 +150,15 @@ class Bucket:
 
     def keep_from_reuse(self) -> None:
         """Keep the memory, once freed, from others until the current stream has read it."""
-        backend = backend_of(self.flat)
-        backend.record_stream(self.flat, backend.current_stream(self.flat.device))
+        self.backend.record_stream(self.flat, self.backend.current_stream(self.device))
 
     @staticmethod
     def _let_be(parameter: nn.Parameter, grad: Tensor | None) -> None:
         """Set `p.grad`, also to a dtype that is not the parameter's."""
         holder: Any = parameter  # `grad_dtype` is not in torch's stubs
-        parameter.grad = None
         dtype = parameter.dtype if grad is None else grad.dtype
         if holder.grad_dtype != dtype:
+            parameter.grad = None
             holder.grad_dtype = dtype
         parameter.grad = grad
 

@@ -99,8 +99,8 @@ class Reducer:
         """Be told of the gradients of all parameters that are in a bucket."""
         for index in self.buckets.number_of.keys() - self._hooks.keys():
 
-            def arrived(parameter: Tensor, index: int = index) -> None:
-                self._arrived(index)
+            def arrived(parameter: nn.Parameter, index: int = index) -> None:
+                self._arrived(index, parameter)
 
             arrived.reduces = True  # type: ignore[attr-defined]
             self._hooks[index] = self.parameters[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class Reducer:
             if self.buckets:
                 self._ends.expect(self._ended)
 
-    def _arrived(self, index: int) -> None:
+    def _arrived(self, index: int, parameter: nn.Parameter) -> None:
         """A gradient, or a part of one, was accumulated."""
         with self._lock:
             running = self._running()
@@ -130,9 +130,12 @@ class Reducer:
             if running.syncs and number < running.launched:
                 running.late.add(index)
                 return
-            self._refuse_sparse(index)
-            self.buckets.fillers.note(running, number, bucket.flat)
-            bucket.fold(index)
+            self.buckets.fillers.note(running, number, bucket)
+            grad = parameter.grad
+            if grad is not None:
+                if grad.layout != torch.strided:
+                    raise self._sparse(index)
+                bucket.take(index, parameter, grad)
             if running.arrivals[index] == self.buckets.parts.get(index, 1):
                 running.order.append(index)
                 bucket.missing -= 1
@@ -165,8 +168,9 @@ class Reducer:
 
     def _running(self) -> Round:
         """The round of the backward that runs; begin it where this is its first gradient."""
-        if self._round is not None and self._round.is_of(torch._C._current_graph_task_id()):
-            return self._round  # for all gradients but the first: Python's frames tell no more
+        running = self._round
+        if running is not None and running.is_of(torch._C._current_graph_task_id()):
+            return running  # for all gradients but the first: Python's frames tell no more
         task = running_task()
         if self._round is not None and self._round.has_failed(task):
             self._abandon(self._round)
@@ -311,14 +315,12 @@ class Reducer:
             instead="use use_reentrant=False, or overlap=False.",
         )
 
-    def _refuse_sparse(self, index: int) -> None:
-        grad = self.parameters[index].grad
-        if grad is not None and grad.layout != torch.strided:
-            raise ConfigError(
-                f"the gradient of {self.parameters.names[index]} is sparse.",
-                why="gradients travel in flat, dense buckets.",
-                instead="build the embedding with sparse=False.",
-            )
+    def _sparse(self, index: int) -> ConfigError:
+        return ConfigError(
+            f"the gradient of {self.parameters.names[index]} is sparse.",
+            why="gradients travel in flat, dense buckets.",
+            instead="build the embedding with sparse=False.",
+        )
 
     # What the handle uses
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
 
 from ascend_core.streams import Stream
 from ascend_ddp._backward import End
@@ -43,7 +42,9 @@ class Round:
     launched: int = 0
     held: dict[int, bool] = dataclasses.field(default_factory=dict)
     late: set[int] = dataclasses.field(default_factory=set)
-    filled_on: dict[int, dict[Any, Stream]] = dataclasses.field(default_factory=dict)
+    filled_on: dict[int, list[Stream]] = dataclasses.field(
+        default_factory=lambda: defaultdict(list)
+    )
     events: list[tuple[str, int]] = dataclasses.field(default_factory=list)
 
     @property
@@ -53,7 +54,8 @@ class Round:
 
     def is_of(self, task: int) -> bool:
         """Whether it is the round of autograd's backward of that number, which goes on."""
-        return self.task == task and self.has_end and not self.is_behind
+        end = self.end  # and not `has_end`: every gradient asks
+        return self.task == task and not self.is_behind and end is not None and end() is not None
 
     def has_failed(self, task: int | None) -> bool:
         """Whether an exception ended the backward.

@@ -51,7 +51,7 @@ class Sender:
         """Send the next bucket."""
         number = running.launched
         bucket = self._buckets[number]
-        self._buckets.fillers.wait(running, number, bucket.flat)
+        self._buckets.fillers.wait(running, number, bucket)
         running.held.update(zip(bucket.indices, bucket.let_go(), strict=True))
         running.events.append(("launch", number))
         self._send(number)
@@ -62,7 +62,7 @@ class Sender:
         for number in range(failed.launched, len(self._buckets)):
             bucket = self._buckets[number]
             # Autograd has not let the streams wait, as it ended early.
-            self._buckets.fillers.wait(failed, number, bucket.flat)
+            self._buckets.fillers.wait(failed, number, bucket)
             bucket.leave()  # what it holds, or what has arrived since, stays where it is found
             bucket.flat.zero_()
             self._send(number)
