@@ -412,8 +412,18 @@ def exception_in_backward(rank: int, world: int) -> None:
 @case
 def exception_on_one_rank(rank: int, world: int) -> None:
     """The others are told, and nobody has half of a gradient."""
+    one_rank_fails(rank, world, None, told_at_once=True)
+    device = torch.get_default_device().type
+    alone = distributed.new_group(backend=distributed.get_default_backend_for_device(device))
+    # Where hosts do not talk, they would have to wait for the device.
+    one_rank_fails(rank, world, alone, told_at_once=device == "cpu")
+
+
+def one_rank_fails(
+    rank: int, world: int, group: distributed.ProcessGroup | None, *, told_at_once: bool
+) -> None:
     model = stack(6)
-    reduce_gradients(model, SMALL)
+    reduce_gradients(model, SMALL, group=group)
     loss_of(model, batch(rank)).backward()
     model.zero_grad()
 
@@ -424,7 +434,6 @@ def exception_on_one_rank(rank: int, world: int) -> None:
     if rank == 1:
         x.register_hook(fail)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told_at_once = x.device.type == "cpu"  # on an accelerator the host does not wait
     error: Exception | None = None
     try:
         model[3:](x).square().sum().backward()

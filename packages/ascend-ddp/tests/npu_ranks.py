@@ -17,6 +17,7 @@ from ascend_ddp import DDPConfig, ShardedConfig, reduce_gradients, shard_optimiz
 from ascend_ddp._fillers import Fillers
 from ascend_ddp._gather import WeightBucket
 from ascend_ddp._ranks import Ranks
+from ascend_ddp._sender import Sender
 from ascend_ddp._tally import Tally, TallyResult
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -111,6 +112,11 @@ def wait_for_the_latest(self: Any, running: Any, number: int, bucket: Any) -> No
         streams.clear()
 
 
+def divide_at_once(self: Any, bucket: Any) -> Any:
+    """`Sender._beside`, which waits for nothing that is queued."""
+    return bucket.backend.stream_context(bucket.backend.new_stream(bucket.device))
+
+
 def order_nobody(self: Any) -> None:
     """`Fillers.let_wait_for_plan`, which lets nobody wait."""
     self._planned_on = {device: torch.npu.current_stream() for device in self._devices}
@@ -129,6 +135,7 @@ AWAY: dict[str, tuple[type, str, Callable[..., Any], Orders]] = {
     "a bucket waits for the streams that fill it": (Fillers, "wait", nothing, SAME),
     "for all of them": (Fillers, "wait", wait_for_the_latest, CHANGING),
     "streams wait for a new plan": (Fillers, "let_wait_for_plan", order_nobody, CHANGING),
+    "the division waits for gradients": (Sender, "_beside", divide_at_once, SAME),
     "gradients wait for their bucket": (Ranks, "wait", wait_for_no_gradients, SAME),
 }
 
@@ -180,13 +187,20 @@ def tally(rank: int, *, host: bool = True, stream: bool = True) -> bool:
     return right
 
 
-def synchronisations(rank: int, world: int) -> list[int]:
-    """How often the host waits for the device: in a step, and in its backward."""
+def synchronisations(rank: int, world: int) -> list[list[int]]:
+    """How often the host waits for the device, in a step and in its backward.
+
+    With a group whose hosts talk, and with one of devices alone.
+    """
+    return [waited(rank, None), waited(rank, distributed.new_group(backend="hccl"))]
+
+
+def waited(rank: int, group: distributed.ProcessGroup | None) -> list[int]:
     simulator = ascend_sim.current()
     assert simulator is not None
     with torch.device("npu"):
         model = cases.stack()
-        reduce_gradients(model, cases.SMALL)
+        reduce_gradients(model, cases.SMALL, group=group)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = [cases.batch(rank, step) for step in range(4)]
         for step in range(4):

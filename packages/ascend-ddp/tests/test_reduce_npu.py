@@ -78,6 +78,7 @@ def test_streams_that_fill_a_bucket_are_waited_for(ranks: Ranks) -> None:
         "a bucket waits for the streams that fill it",
         "for all of them",
         "streams wait for a new plan",
+        "the division waits for gradients",
         "gradients wait for their bucket",
     ],
 )
@@ -93,9 +94,13 @@ def test_the_tally_waits_for_the_collective_and_the_host_for_the_tally(ranks: Ra
     assert not all(no_stream)  # one rank may know by itself what all of them do
 
 
-def test_a_step_waits_for_the_device_once(ranks: Ranks) -> None:
+def test_a_step_waits_for_no_device_where_hosts_talk(ranks: Ranks) -> None:
+    assert [rank["synchronisations"][0] for rank in ranks] == [[0, 0], [0, 0]]
+
+
+def test_a_step_waits_for_the_device_once_where_they_do_not(ranks: Ranks) -> None:
     # For the tally of the step before.
-    assert [rank["synchronisations"] for rank in ranks] == [[1, 1], [1, 1]]
+    assert [rank["synchronisations"][1] for rank in ranks] == [[1, 1], [1, 1]]
 
 
 def test_a_sharded_optimizer_equals_the_whole_one(ranks: Ranks) -> None:

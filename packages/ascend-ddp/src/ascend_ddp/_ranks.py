@@ -119,6 +119,15 @@ class Ranks:
             whole, part = torch.view_as_real(whole), torch.view_as_real(part)
         return self._connected.all_gather_single(whole, part, options)
 
+    def nearest(self, device: torch.device) -> torch.device:
+        """Where ranks say what their hosts want to know: on the host, if the group can.
+
+        Args:
+            device: On which they talk otherwise.
+        """
+        host = torch.device("cpu")
+        return host if host in self._connected._device_types else device
+
     @property
     def _connected(self) -> distributed.ProcessGroup:
         """The group, or the default one: it is asked for late, since programs make it anew."""

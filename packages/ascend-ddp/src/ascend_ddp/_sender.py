@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+from ascend_core.streams import Stream
+from ascend_ddp._bucket import Bucket
 from ascend_ddp._buckets import Buckets
 from ascend_ddp._ranks import Ranks
 from ascend_ddp._round import Round
@@ -33,7 +36,8 @@ class Sender:
         self.collectives = 0
         self._buckets = buckets
         self._ranks = ranks
-        self._average = average
+        self._factor = 1 / ranks.size if average else 1
+        self._streams: dict[torch.device, Stream] = {}
 
     def launch_full(self, running: Round) -> None:
         """Send the buckets that are full and have none before them that is not."""
@@ -69,21 +73,38 @@ class Sender:
 
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]
-        if self._average:
-            bucket.flat.mul_(1 / self._ranks.size)
-        with self._ranks.named(f"bucket {number}", self._buckets.held_by(number)):
+        with (
+            self._beside(bucket),
+            self._ranks.named(f"bucket {number}", self._buckets.held_by(number)),
+        ):
+            if self._factor != 1:
+                bucket.flat.mul_(self._factor)
             if bucket.shard is None:
                 bucket.work = self._ranks.all_reduce(bucket.flat)
             else:
                 bucket.work = self._ranks.reduce_scatter(bucket.shard, bucket.flat)
         self.collectives += 1
 
+    def _beside(self, bucket: Bucket) -> AbstractContextManager[None]:
+        """Divide on a stream of its own, behind what is queued so far: backward goes on beside.
+
+        The bucket's memory outlives it: whoever waits for the collective waits for that stream.
+        """
+        if self._factor == 1:
+            return nullcontext()
+        stream = self._streams.get(bucket.device)
+        if stream is None:
+            stream = self._streams[bucket.device] = bucket.backend.new_stream(bucket.device)
+        stream.wait_stream(bucket.backend.current_stream(bucket.device))
+        return bucket.backend.stream_context(stream)
+
     def tally(
         self, used: Sequence[bool], arrivals: Sequence[int], new_order: bool, *, failed: bool
     ) -> Tally:
         """Send the tally, and wait until it and all buckets have arrived."""
         with self._ranks.named(*_TALLY):
-            tally = Tally(used, arrivals, new_order, failed, self._buckets.device, self._ranks)
+            device = self._ranks.nearest(self._buckets.device)
+            tally = Tally(used, arrivals, new_order, failed, device, self._ranks)
         for number, bucket in enumerate(self._buckets):
             work, bucket.work = bucket.work, None
             if work is not None:
@@ -96,8 +117,7 @@ class Sender:
         """Sum what came of a parameter's gradient behind its bucket, as that is summed."""
         view = self._buckets[self._buckets.number_of[index]].view(index)
         part = torch.zeros_like(view) if grad is None else grad.detach().to(view.dtype)
-        if self._average:
-            part.mul_(1 / self._ranks.size)
+        part.mul_(self._factor)
         what, names = "what came behind a bucket", f"a part of {name}"
         with self._ranks.named(what, names):
             work = self._ranks.all_reduce(part)
