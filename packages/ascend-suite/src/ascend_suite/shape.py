@@ -51,6 +51,7 @@ class ModelShape:
         dtype: Of weights and activations: "float32", "bfloat16" or "float16".
         fp32_loss: Whether logits are cast to FP32 for the loss, as megatron-core does.
         optimizer: "adamw" (two moments), "sgd" (none) or "momentum" (one).
+        fused_step: Whether the optimizer is torch's fused form, whose step has no temporaries.
         masters: Whether the optimizer keeps FP32 masters of the weights.
         tp: Tensor-parallel ranks.
         sequence_parallel: Whether what tensor parallelism leaves whole is cut along the sequence.
@@ -83,6 +84,7 @@ class ModelShape:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     fp32_loss: bool = False
     optimizer: Literal["adamw", "sgd", "momentum"] = "adamw"
+    fused_step: bool = False
     masters: bool = False
     tp: int = 1
     sequence_parallel: bool = False

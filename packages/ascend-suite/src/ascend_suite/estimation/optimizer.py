@@ -78,7 +78,7 @@ def _temporaries(shape: ModelShape, kernels: Kernels, sizes: Sequence[int], item
     Stepped all at once (foreach): one root for each parameter, worked on in place. One by one: root
     and quotient of a parameter, while the quotient of the one before it still has a name.
     """
-    if shape.optimizer != "adamw":
+    if shape.optimizer != "adamw" or shape.fused_step:
         return 0
     if kernels.foreach:
         return _sum(kernels, sizes, item)
@@ -99,7 +99,8 @@ def _swapped(
     if config.offload_gradients:
         scratch += 2 * kernels.block(shape.item_bytes * window)
     item = 4 if masters else shape.item_bytes
-    temporaries = kernels.block(item * window) if shape.optimizer == "adamw" else 0
+    unfused = shape.optimizer == "adamw" and not shape.fused_step
+    temporaries = kernels.block(item * window) if unfused else 0
     host = each * sum(sizes) + (shape.item_bytes * sum(sizes) if config.offload_gradients else 0)
     return OptimizerBytes({}, ring + scratch + temporaries, host)
 
