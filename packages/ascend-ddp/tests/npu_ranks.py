@@ -23,6 +23,7 @@ from ascend_ddp._tally import Tally, TallyResult
 sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import cases_joined  # noqa: F401  registers more
+import cases_of_misuse  # noqa: F401  registers more
 import cases_of_use  # noqa: F401  registers more
 import sharded_cases
 from running_cases import run_cases
@@ -175,13 +176,13 @@ def told(rank: int, world: int) -> list[bool]:
 
 def tally(rank: int, *, host: bool = True, stream: bool = True) -> bool:
     used, arrivals, device = [rank == 0, True], [rank, 3 - rank], torch.device("npu", rank)
-    one = Tally(used, arrivals, rank == 0, False, device, Ranks(None, None))
+    one = Tally(used, arrivals, rank == 0, False, 7, device, Ranks(None, None))
     if stream:
         one.work.wait()
     one.arrived()
     if not host:
         one._event = Reached()
-    right = one.result() == TallyResult([True, True], [0, 3], True, False)
+    right = one.result() == TallyResult([True, True], [0, 3], True, False, False)
     torch.npu.synchronize()
     distributed.barrier()
     return right

@@ -144,9 +144,11 @@ class Bucket:
     def leave(self) -> None:
         """Let each `p.grad` that is a view be a tensor of its own."""
         for index in self.indices:
+            parameter = self._parameters[index]
             if self.holds(index):
-                parameter = self._parameters[index]
                 self._let_be(parameter, self._views[index].to(parameter.dtype, copy=True))
+            elif parameter.grad is None:  # the next one is of the parameter's dtype again
+                self._let_be(parameter, None)
 
     def keep_from_reuse(self) -> None:
         """Keep the memory, once freed, from others until the current stream has read it."""

@@ -10,7 +10,7 @@ bucket waits for all parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -76,13 +76,13 @@ class Buckets:
     def __iter__(self) -> Iterator[Bucket]:
         return iter(self._all)
 
-    def _make(self) -> None:
+    def _make(self, unsent: Collection[int] = ()) -> None:
         """Make buckets for the parameters that require gradients now, in the known order."""
         for bucket in self._all:
             bucket.leave()
             bucket.keep_from_reuse()
         parameters, config = self._parameters, self._config
-        sizes = {i: self._size(i) for i, p in enumerate(parameters) if p.requires_grad}
+        sizes = {i: self._size(i) for i in self._wanted(unsent)}
         plans = plan_buckets(sizes, self._order, config.bucket_bytes, self._ranks.size)
         mine = digest(sizes, plans, repr(config))
         self._ranks.compare(mine, self.device, f"{len(sizes)} parameters")
@@ -103,14 +103,25 @@ class Buckets:
             kind = (f"{dtype} of {parameter.dtype}", self._places[parameter.device])
         return Size(self._parameters.names[index], parameter.numel(), dtype.itemsize, kind)
 
-    def renew(self) -> None:
-        """Make them anew, where other parameters require gradients than did.
+    def _wanted(self, unsent: Collection[int]) -> list[int]:
+        """Those that take part: also a parameter that was frozen behind a gradient not yet sent."""
+        return [
+            index
+            for index, parameter in enumerate(self._parameters)
+            if parameter.requires_grad or (index in unsent and parameter.grad is not None)
+        ]
+
+    def renew(self, unsent: Collection[int]) -> None:
+        """Make them anew, where other parameters require gradients than did, or of other dtypes.
+
+        Args:
+            unsent: Parameters with gradients that were accumulated only.
 
         Raises:
             ConfigError: When the plan is fixed, or ranks have different plans.
         """
-        wanted = {i for i, p in enumerate(self._parameters) if p.requires_grad}
-        if wanted == self.number_of.keys():
+        wanted = set(self._wanted(unsent))
+        if wanted == self.number_of.keys() and (self.is_fixed or not self._are_others()):
             return
         if self.is_fixed:
             changed = self.named(sorted(wanted ^ self.number_of.keys()))
@@ -121,7 +132,15 @@ class Buckets:
                 instead="freeze before shard_optimizer(); or remove() the sharded optimizer, "
                 "freeze, and shard again.",
             )
-        self._make()
+        self._make(unsent)
+
+    def _are_others(self) -> bool:
+        """Whether parameters have other dtypes than when buckets were made."""
+        return self._dtype is None and any(
+            bucket.flat.dtype != self._parameters[index].dtype
+            for bucket in self._all
+            for index in bucket.indices
+        )
 
     def learn(self, result: TallyResult, order: Sequence[int]) -> None:
         """Take what a round has told: the parts, and the order, which is that of the first rank."""

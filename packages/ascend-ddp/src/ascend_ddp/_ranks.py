@@ -5,6 +5,7 @@ Every failure of a collective is a `CommunicationError` that says which rank wai
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -179,6 +180,16 @@ class Ranks:
         sent = torch.tensor(told, dtype=torch.int32, device=device)
         self._sum(sent, "the order of the first rank", "the order in which gradients come")
         return [number - 1 for number in sent.tolist() if number > 0]
+
+    def agree_on_number(self, device: torch.device) -> int:
+        """A number of 31 bits that no other call returns, the same on every rank.
+
+        Not from torch's generator: the state of that is the program's.
+        """
+        mine = int.from_bytes(os.urandom(4), "little") >> 1
+        sent = torch.tensor([mine if self.number == 0 else 0], dtype=torch.int32, device=device)
+        self._sum(sent, "a number of the first rank", "no gradient yet")
+        return int(sent.item())
 
     def _sum(self, tensor: Tensor, what: str, names: str) -> None:
         with self.named(what, names):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,6 +77,7 @@ class Reducer:
         self._ends = Ends()
         self._round: Round | None = None
         self._tally: Tally | None = None
+        self._unsent: set[int] = set()  # have gradients that were accumulated only
         self.buckets = Buckets(self.parameters, config, self._ranks)
         self.sums = Sums(self.parameters)
         self._sender = Sender(self.buckets, self._ranks, average=config.average)
@@ -108,7 +109,15 @@ class Reducer:
             )
 
     def called(self, output: Any) -> None:
-        """The chunk was called: a backward may come."""
+        """The chunk was called: a backward may come.
+
+        Raises:
+            ConfigError: When it has got another first parameter: none of ours may be used any more.
+        """
+        chunk = self.chunk()
+        first = None if chunk is None else next(chunk.parameters(), None)
+        if torch.is_grad_enabled() and isinstance(first, nn.Parameter):
+            self._refuse_unknown([first])
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self._reached)  # type: ignore[no-untyped-call]
@@ -139,9 +148,20 @@ class Reducer:
             if running.arrivals[index] == self.buckets.parts.get(index, 1):
                 running.order.append(index)
                 bucket.missing -= 1
-            if running.syncs and self._overlaps and not bucket.missing:
+            is_full = running.syncs and self._overlaps and not bucket.missing
+            # Where a hook of the user's has still to see the gradient, a later one sends it.
+            if is_full and self._is_last_hook(index):
                 with self._ending():
                     self._sender.launch_full(running)
+
+    def _is_last_hook(self, index: int) -> bool:
+        """Whether no other hook of a parameter comes behind ours; from the next time on, none."""
+        hooks: Any = self.parameters[index]._post_accumulate_grad_hooks
+        own = self._hooks[index].id
+        if next(reversed(hooks)) == own:
+            return True
+        hooks[own] = hooks.pop(own)  # autograd calls them in the order of the dictionary below
+        return False
 
     def _ended(self) -> None:
         """Autograd has come to the end of a backward."""
@@ -151,7 +171,10 @@ class Reducer:
                 return
             if is_inside():
                 running.is_behind = True
+            elif running.task not in (None, torch._C._current_graph_task_id()):
+                return  # an autograd.grad within a hook of the backward, which goes on
             elif not running.syncs:
+                self._unsent |= running.arrivals.keys()
                 self._round = None
             else:
                 self._end_round(running)
@@ -191,7 +214,9 @@ class Reducer:
             self._refuse_failed(result)
             self._tally = None
             self.buckets.learn(result, self.last.order)
-        self.buckets.renew()
+        chunk = self.chunk()
+        self._refuse_unknown([] if chunk is None else chunk.parameters())
+        self.buckets.renew(self._unsent)
         self._watch()
         self.sums.refuse_held()
         self.buckets.await_all()
@@ -222,17 +247,21 @@ class Reducer:
             self._sender.launch_rest(running)
             used = [running.held.get(index, False) or index in running.late for index in count]
             arrivals = [running.arrivals[index] for index in count]
+            is_wrong = bool(running.late) and not learning  # nobody may use this: all are told
             new_order = self.buckets.is_new(running.order, self.last.order)
-            tally = self._sender.tally(used, arrivals, new_order, failed=False)
+            tally = self._sender.tally(used, arrivals, new_order, failed=is_wrong)
+        self._unsent.clear()
         self.last, self._round, self._tally = running, None, tally
         self.rounds += 1
+        if is_wrong:
+            self._tally = tally if not tally.is_near else None
+            self.buckets.forget()
+            raise self._unexpected(running.late)
         result: TallyResult | None = None
         is_whole = not running.late and all(used[index] for index in self.buckets.number_of)
         if learning or tally.is_near or not is_whole:
             result = self._told(tally)
             self._refuse_failed(result)
-        if running.late and not learning:
-            raise self._unexpected(running.late)
         if result is not None and learning:
             self._add_late(result)
         self._give_back(result.used if result is not None else used)
@@ -271,7 +300,9 @@ class Reducer:
         """End a backward that an exception has ended, so that no rank waits for the rest of it."""
         self._round = None
         if not failed.syncs:
+            self._unsent |= failed.arrivals.keys()
             return
+        self.rounds += 1
         nothing = [0] * len(self.parameters)
         with self._ending():
             self._sender.launch_nothing(failed)
@@ -293,10 +324,18 @@ class Reducer:
 
     def _refuse_failed(self, result: TallyResult) -> None:
         """Raise where the backward of a rank failed, and keep no gradient."""
-        if not result.failed:
+        if not (result.failed or result.is_mixed):
             return
         self._tally = None
         self.buckets.forget()
+        if result.is_mixed:
+            raise CommunicationError(
+                "the gradients of two models were added up.",
+                why="both were in one backward, and reached in another order on another rank, "
+                "while all ranks have to send in one order.",
+                instead="give them to reduce_gradients together, as one nn.ModuleList, and begin "
+                "again from a checkpoint, if an optimizer has stepped since.",
+            )
         raise CommunicationError(
             "the backward of a rank was ended by an exception.",
             why="its part of the gradients is missing, so that they are nobody's. Without an "
@@ -313,6 +352,20 @@ class Reducer:
             why="their bucket had left with what there was: segments that are checkpointed with "
             "use_reentrant=True tell autograd of each use of a parameter by itself.",
             instead="use use_reentrant=False, or overlap=False.",
+        )
+
+    def _refuse_unknown(self, parameters: Iterable[nn.Parameter]) -> None:
+        known = set(map(id, self.parameters))
+        if all(id(parameter) in known or not parameter.requires_grad for parameter in parameters):
+            return
+        chunk = self.chunk()
+        assert chunk is not None
+        name = next(n for n, p in chunk.named_parameters() if id(p) not in known)
+        raise ConfigError(
+            f"{name} was given to the model after reduce_gradients.",
+            why="nobody reduces its gradient, and ranks would come to differ.",
+            instead="add or exchange parameters first (load_state_dict(assign=True) does that, "
+            "too); or remove() the handle, and call reduce_gradients again.",
         )
 
     def _sparse(self, index: int) -> ConfigError:

@@ -38,6 +38,7 @@ class Sender:
         self._ranks = ranks
         self._factor = 1 / ranks.size if average else 1
         self._streams: dict[torch.device, Stream] = {}
+        self._identity = ranks.agree_on_number(buckets.device)
 
     def launch_full(self, running: Round) -> None:
         """Send the buckets that are full and have none before them that is not."""
@@ -103,8 +104,8 @@ class Sender:
     ) -> Tally:
         """Send the tally, and wait until it and all buckets have arrived."""
         with self._ranks.named(*_TALLY):
-            device = self._ranks.nearest(self._buckets.device)
-            tally = Tally(used, arrivals, new_order, failed, device, self._ranks)
+            device, ranks = self._ranks.nearest(self._buckets.device), self._ranks
+            tally = Tally(used, arrivals, new_order, failed, self._identity, device, ranks)
         for number, bucket in enumerate(self._buckets):
             work, bucket.work = bucket.work, None
             if work is not None:

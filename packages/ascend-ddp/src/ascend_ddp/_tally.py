@@ -26,12 +26,14 @@ class TallyResult(NamedTuple):
         arrivals: In how many parts the gradient of each came, at most, in this backward.
         new_order: Whether the first rank saw gradients come in another order than was planned.
         failed: Whether an exception ended the backward of a rank, and not those of all.
+        is_mixed: Whether ranks have reduced different models with one another.
     """
 
     used: list[bool]
     arrivals: list[int]
     new_order: bool
     failed: bool
+    is_mixed: bool
 
 
 class Tally:
@@ -42,6 +44,7 @@ class Tally:
         arrivals: In how many parts it came.
         new_order: Whether the order was another one; that of the first rank counts.
         failed: Whether an exception ended the backward here.
+        identity: Of the model, the same on every rank; from 0, less than 2 ** 31.
         device: On which ranks talk.
         ranks: Who talks.
 
@@ -55,11 +58,12 @@ class Tally:
         arrivals: Sequence[int],
         new_order: bool,
         failed: bool,
+        identity: int,
         device: torch.device,
         ranks: Ranks,
     ) -> None:
         numbers = [1 + n if is_used else 0 for is_used, n in zip(used, arrivals, strict=True)]
-        numbers += [new_order and ranks.number == 0, failed, not failed]
+        numbers += [new_order and ranks.number == 0, failed, not failed, identity, -identity]
         # From pageable memory, the host would wait for all that the stream has still to do.
         pinned = backend_of(device).can_pin
         told = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=pinned)
@@ -84,10 +88,11 @@ class Tally:
         """What came of it. Blocks the host until it is there."""
         assert self._host is not None
         self._event.synchronize()
-        *numbers, new_order, failed, ended = self._host.tolist()
+        *numbers, new_order, failed, ended, highest, lowest = self._host.tolist()
         return TallyResult(
             [number > 0 for number in numbers],
             [max(0, number - 1) for number in numbers],
             bool(new_order),
             bool(failed and ended),
+            highest != -lowest,
         )

@@ -13,6 +13,8 @@ __all__ = ["DTYPES", "MODES", "DDPConfig", "ShardedConfig"]
 MODES = ("all-reduce", "reduce-scatter")
 DTYPES = ("float32", "bfloat16", "float16")
 
+_LONGEST_S = 2.0**31
+
 
 @dataclasses.dataclass(frozen=True)
 class DDPConfig:
@@ -27,7 +29,8 @@ class DDPConfig:
             its own part alone, for `ShardedOptimizer`.
         reduce_dtype: The dtype in which gradients are added up, over micro-batches and over ranks:
             "float32", "bfloat16" or "float16". That of each parameter when left out.
-        average: Divide by the number of ranks.
+        average: Divide by the number of ranks. Otherwise drop gradients (`zero_grad()`) between two
+            backwards, or steps, that send: what is a sum already would be added up again.
         timeout_s: Seconds that a reduction may take until it is an error; as the process group has
             it when left out.
         sync_parameters: Give all ranks the parameters and buffers of the first one, when the
@@ -81,6 +84,11 @@ def _check_flag(name: str, value: object) -> None:
         raise ConfigError(f"{name} is {value!r}.", instead="use True or False.")
 
 
-def _check_timeout(seconds: float | None) -> None:
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"timeout_s is {seconds!r}.", instead="use a number of seconds above 0.")
+def _check_timeout(seconds: object) -> None:
+    if seconds is None:
+        return
+    if not isinstance(seconds, (int, float)) or not 0 < seconds <= _LONGEST_S:
+        raise ConfigError(
+            f"timeout_s is {seconds!r}.",
+            instead="use a number of seconds above 0, or leave it out.",
+        )

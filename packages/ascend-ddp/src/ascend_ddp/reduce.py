@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed, nn, optim
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 
 from ascend_core.errors import ConfigError, UnavailableError
 from ascend_core.feature import chosen_config
@@ -16,6 +18,12 @@ from ascend_ddp._steps import BeforeStep
 from ascend_ddp.config import DDPConfig
 
 __all__ = ["GradientReduction", "reduce_gradients"]
+
+_SENT = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+"""What all backends broadcast."""
 
 
 class GradientReduction:
@@ -66,6 +74,20 @@ class GradientReduction:
         for reducer in self._chosen(chunk):
             reducer.is_last_microbatch = is_last
 
+    def skip_backward(self) -> None:
+        """Take part in the others' reduction where this rank has no data, in place of a backward.
+
+        Sends what was accumulated in `no_sync()`, or zeros; `p.grad` is the average afterwards, to
+        be clipped and stepped as after a backward. An optimizer's step does it by itself where it
+        was not done, which is too late for what reads gradients before it. Does nothing where
+        gradients are not sent.
+
+        Raises:
+            CommunicationError: When a rank has ended, or does not come in time.
+        """
+        for reducer in self._chunks:
+            reducer.send()
+
     def wait(self) -> None:
         """Send what a backward left unsent, and wait for what travels: gradients are whole then.
 
@@ -77,6 +99,15 @@ class GradientReduction:
         """
         for reducer in self._chunks:
             reducer.wait()
+
+    def send_before(self, optimizer: optim.Optimizer) -> None:
+        """Do what is done before its step: gradients are whole then, also without a backward."""
+        self._before_step.send(optimizer)
+
+    def admit(self, *optimizers: optim.Optimizer) -> None:
+        """Let these optimizers, and no others, step parameters whose gradients are scattered."""
+        self._before_step.admitted.clear()
+        self._before_step.admitted.update(optimizers)
 
     def report(self) -> dict[str, Any]:
         """What the feature did.
@@ -152,7 +183,7 @@ def reduce_gradients(
         A handle: `no_sync()` for gradient accumulation, `wait()`, `report()`, and `remove()`.
 
     Raises:
-        ConfigError: When there is no parameter, one is a DTensor, on the meta device or reduced
+        ConfigError: When there is no parameter, one is no plain one, on the meta device or reduced
             already, they are on several accelerators, chunks share one, this rank is not in the
             group, or ranks differ.
         UnavailableError: When `torch.distributed` is not initialised.
@@ -184,6 +215,7 @@ def _check_parameters(chunks: Sequence[nn.Module], config: DDPConfig) -> None:
     seen: set[int] = set()
     empty = not chunks
     for chunk in chunks:
+        _check_modules(chunk)
         parameters = dict(chunk.named_parameters())
         for name, parameter in parameters.items():
             if id(parameter) in seen:
@@ -216,19 +248,18 @@ def _check_devices(devices: Sequence[torch.device]) -> None:
         )
 
 
+def _check_modules(chunk: nn.Module) -> None:
+    for name, module in chunk.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ConfigError(
+                f"{name or 'the model'} is a DistributedDataParallel.",
+                why="it reduces the same gradients, and writes its own sums over them.",
+                instead="pass the module that it wraps, and use that.",
+            )
+
+
 def _check(name: str, parameter: nn.Parameter, config: DDPConfig) -> None:
-    if hasattr(parameter, "placements"):
-        raise ConfigError(
-            f"{name} is a DTensor.",
-            why="what shards it (fully_shard, tensor parallelism by DTensor) reduces its gradient.",
-            instead="leave the reduction to that, or build the model of plain tensors.",
-        )
-    if parameter.is_meta:
-        raise ConfigError(
-            f"{name} is on the meta device.",
-            why="it has no values yet, and its gradient has nowhere to lie.",
-            instead="call to_empty(device=...) on the model, initialise it, and then this.",
-        )
+    _check_kind(name, parameter)
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     if any(getattr(hook, "reduces", False) for hook in hooks.values()):
         raise ConfigError(
@@ -244,12 +275,48 @@ def _check(name: str, parameter: nn.Parameter, config: DDPConfig) -> None:
         )
 
 
+def _check_kind(name: str, parameter: nn.Parameter) -> None:
+    if hasattr(parameter, "placements"):
+        raise ConfigError(
+            f"{name} is a DTensor.",
+            why="what shards it (fully_shard, tensor parallelism by DTensor) reduces its gradient.",
+            instead="leave the reduction to that, or build the model of plain tensors.",
+        )
+    if getattr(parameter, "_is_flat_param", False):
+        raise ConfigError(
+            f"{name} is a part of FullyShardedDataParallel.",
+            why="each rank has another part of the parameters, and that module reduces them.",
+            instead="leave the reduction to it.",
+        )
+    if isinstance(parameter, UninitializedParameter):
+        raise ConfigError(
+            f"{name} has no shape yet.",
+            why="buckets are made of the shapes of parameters.",
+            instead="run the lazy module once before reduce_gradients.",
+        )
+    if parameter.is_meta:
+        raise ConfigError(
+            f"{name} is on the meta device.",
+            why="it has no values yet, and its gradient has nowhere to lie.",
+            instead="call to_empty(device=...) on the model, initialise it, and then this.",
+        )
+    if type(parameter) is not nn.Parameter:
+        raise ConfigError(
+            f"{name} is a {type(parameter).__name__}.",
+            why="a subclass may be made of several tensors, and a bucket is of one.",
+            instead="use torch.nn.Parameter.",
+        )
+
+
 @torch.no_grad()
 def _copy_from_first(chunk: nn.Module, group: distributed.ProcessGroup | None) -> None:
     """Give parameters and buffers the values of the first rank."""
     source = distributed.get_global_rank(group, 0) if group is not None else 0
     for tensor in (*chunk.parameters(), *chunk.buffers()):
         sent = tensor.detach().contiguous()
-        distributed.broadcast(sent, source, group=group)
+        # As bytes, where backends do not know the dtype.
+        known = sent.dtype in _SENT
+        told = sent if known else sent.reshape(-1).view(torch.uint8)
+        distributed.broadcast(told, source, group=group)
         if sent.data_ptr() != tensor.data_ptr():
             tensor.copy_(sent)

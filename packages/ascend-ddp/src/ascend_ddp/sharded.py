@@ -93,6 +93,7 @@ def shard_optimizer(
         chunk.reducer.buckets.is_fixed = True
         chunk.reducer.sums.are_shown = config.grad_scaler
     facade._guards = guarded(optimizer)
+    reduction.admit(facade, optimizer)  # which says by itself that it was sharded
     return facade
 
 
