@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import sharded_cases_of_misuse  # noqa: F401  registers more
 from sharded_cases import CASES
 
 

@@ -138,15 +138,16 @@ def joined(parts: Collection[Mapping[str, Any]]) -> dict[str, Any]:
         What `state_dict()` would have: the form of the optimizer that was sharded.
 
     Raises:
-        ConfigError: When one is missing, or they are not of one optimizer.
+        ConfigError: When one is missing, or parameters were divided otherwise in another.
     """
     found = sorted(parts, key=lambda part: int(part["rank"]))
     ranks = [int(part["rank"]) for part in found]
     wanted = int(found[0]["ranks"]) if found else 0
-    if not found or ranks != list(range(wanted)):
+    is_whole = all(part["ranks"] == wanted for part in found) and _is_whole(found)
+    if not found or ranks != list(range(wanted)) or not is_whole:
         raise ConfigError(
-            f"the parts are those of ranks {ranks}, of {wanted}.",
-            why="each rank saves what it keeps.",
+            f"the parts are those of ranks {ranks}, of {wanted}, or do not make a whole.",
+            why="each rank saves what it keeps: together, each element once.",
             instead="give the local_state_dict() of each rank once, all of one step.",
         )
     state: dict[Any, State] = {}
@@ -154,6 +155,21 @@ def joined(parts: Collection[Mapping[str, Any]]) -> dict[str, Any]:
         for key, piece in part["state"].items():
             _fill(state.setdefault(key, {}), piece)
     return {"state": state, "param_groups": found[0]["param_groups"]}
+
+
+def _is_whole(parts: Collection[Mapping[str, Any]]) -> bool:
+    """Whether the ranges of each parameter follow on one another, and all end where it ends."""
+    ranges: dict[Any, list[tuple[int, int]]] = {}
+    for part in parts:
+        for key, range_ in part["ranges"].items():
+            ranges.setdefault(key, []).append(tuple(range_))
+    sizes = {key: piece["size"].numel() for part in parts for key, piece in part["state"].items()}
+    for key, own in ranges.items():
+        own.sort()
+        ends = [0, *(stop for _, stop in own)]
+        if [start for start, _ in own] != ends[:-1] or ends[-1] != sizes.get(key, ends[-1]):
+            return False
+    return True
 
 
 def _fill(whole: State, piece: Mapping[str, Any]) -> None:

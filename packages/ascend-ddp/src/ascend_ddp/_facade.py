@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,9 +77,10 @@ class ShardedOptimizer(optim.Optimizer):
             self._failure = f"{type(error).__name__}: {error}"
             for chunk in self._chunks:
                 chunk.drop_gradients()
-                chunk.reducer.refusal = self._failed
+                # Without this optimizer: a hook of a parameter keeps the reducer, and it that.
+                chunk.reducer.refusal = partial(_failed, chunk.rank, self._failure)
             if isinstance(error, Exception):
-                raise self._failed() from error
+                raise _failed(self._chunks[0].rank, self._failure) from error
             raise
         listed = {key for group in self._listed for key in group}
         for chunk in self._chunks:
@@ -140,20 +142,25 @@ class ShardedOptimizer(optim.Optimizer):
             norm_type: Which norm; `math.inf` for the largest element.
 
         Returns:
-            The total norm before clipping; 0-d, FP32, the same on every rank.
+            The total norm before clipping; 0-d, FP32 (FP64 where a parameter is), the same on every
+            rank.
 
         Raises:
             OptimizerFailedError: When a step failed half-way.
         """
         self._check_usable()
+        self._reduction.send_before(self)
         self._take_over()
         own = [owned.part.grad for owned in owned_of(self._chunks).values()]
         grads = [grad for grad in own if grad is not None]
         reducer = self._chunks[0].reducer
-        total = total_norm(grads, norm_type, reducer.buckets.device, reducer.group)
+        kinds = {parameter.dtype for chunk in self._chunks for parameter in chunk.parameters}
+        dtype = torch.float64 if kinds & {torch.float64, torch.complex128} else torch.float32
+        group, device = reducer.group, reducer.buckets.device
+        total = total_norm(grads, float(norm_type), dtype, device, group)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         for grad in grads:
-            grad.mul_(factor.to(grad.device, grad.dtype))
+            grad.mul_(factor.to(grad.device))
         return total
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -211,7 +218,8 @@ class ShardedOptimizer(optim.Optimizer):
         of those of all ranks, which any number of ranks can load.
 
         Returns:
-            `rank` and `ranks`; `param_groups`; and `state`: for each parameter, by its number,
+            `rank` and `ranks`; `ranges`: which elements of each parameter this rank owns, by the
+            number of the parameter; `param_groups`; and `state`: for each parameter that has some,
             the `range` of its elements, its `size` and `stride`, and the `state` of those, live.
 
         Raises:
@@ -302,6 +310,7 @@ class ShardedOptimizer(optim.Optimizer):
             chunk.drop_gradients()
             chunk.weights.remove()
             chunk.reducer.buckets.is_fixed = chunk.reducer.sums.are_shown = False
+        self._reduction.admit(self)  # which says by itself that it was removed
         for guard in self._guards:
             guard.remove()
         self._chunks = []
@@ -329,16 +338,15 @@ class ShardedOptimizer(optim.Optimizer):
     def _check_usable(self) -> None:
         self._check_not_removed()
         if self._failure is not None:
-            raise self._failed()
+            raise _failed(self._chunks[0].rank, self._failure)
 
-    def _failed(self) -> OptimizerFailedError:
-        return OptimizerFailedError(
-            "a step of the sharded optimizer failed half-way.",
-            why=f"on rank {self._chunks[0].rank}: {self._failure}. Its weights were not gathered, "
-            "and the ranks differ.",
-            instead="load a checkpoint of the model and of the optimizer on all ranks, or begin "
-            "again.",
-        )
+
+def _failed(rank: int, failure: str) -> OptimizerFailedError:
+    return OptimizerFailedError(
+        "a step of the sharded optimizer failed half-way.",
+        why=f"on rank {rank}: {failure}. Its weights were not gathered, and the ranks differ.",
+        instead="load a checkpoint of the model and of the optimizer on all ranks, or begin again.",
+    )
 
 
 def _refused_copy(what: str, how: str) -> FeatureError:

@@ -228,22 +228,39 @@ def _hooked(
         }
         if own:
             buckets = list(dict.fromkeys(place[id(parameter)] for parameter in own.values()))
-            yield module.register_forward_pre_hook(_waiting(module, own, buckets), prepend=True)
+            yield module.register_forward_pre_hook(_Waiting(module, own, buckets), prepend=True)
 
 
-def _waiting(
-    module: nn.Module, own: Mapping[str, nn.Parameter], buckets: Sequence[WeightBucket]
-) -> Callable[[nn.Module, Any], None]:
-    """A hook that waits for buckets. A copy of the module shares it, and has other parameters."""
-    original = weakref.ref(module)
+class _Waiting:
+    """A forward pre-hook that waits for buckets.
 
-    def wait(module: nn.Module, args: Any) -> None:
-        for bucket in buckets:
+    In a copy or a pickle of the module it does nothing: that has parameters of its own.
+
+    Args:
+        module: The module.
+        own: Its parameters, by name.
+        buckets: Those in which they are.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        own: Mapping[str, nn.Parameter] | None = None,
+        buckets: Sequence[WeightBucket] = (),
+    ) -> None:
+        self._module = None if module is None else weakref.ref(module)
+        self._own = own or {}
+        self._buckets = buckets
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        for bucket in self._buckets:
             bucket.arrive()
-        if module is not original():
+        if self._module is None or module is not self._module():
             return
-        for name, parameter in own.items():
-            if module._parameters.get(name) is not parameter:
+        for name, parameter in self._own.items():
+            found = module._parameters.get(name)
+            # A tensor that is none is there for one call, as functional_call() puts it.
+            if found is not parameter and isinstance(found, nn.Parameter):
                 raise ConfigError(
                     f"a {type(module).__name__} was given another parameter as its {name}.",
                     why="the one that is reduced and stepped is used no more: it was set anew, "
@@ -252,7 +269,8 @@ def _waiting(
                     "behind it.",
                 )
 
-    return wait
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Waiting, ()
 
 
 def refuse_shared_memory(parameters: Parameters) -> None:

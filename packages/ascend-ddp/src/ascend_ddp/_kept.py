@@ -78,7 +78,21 @@ class KeptState:
             if key in numbers and owned.part in kept
         }
         chunk = self._chunks[0]
-        return {"rank": chunk.rank, "ranks": chunk.ranks, "param_groups": groups, "state": state}
+        return {
+            "rank": chunk.rank,
+            "ranks": chunk.ranks,
+            "ranges": self._ranges(numbers),
+            "param_groups": groups,
+            "state": state,
+        }
+
+    def _ranges(self, numbers: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """Which elements this rank owns, by the number of the parameter."""
+        return {
+            numbers[key]: (owned.piece.start, owned.piece.stop)
+            for key, owned in self._owned.items()
+            if key in numbers
+        }
 
     def load_whole(self, loaded: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """Keep this rank's part of what `whole()`, or a plain optimizer, has saved.
@@ -109,11 +123,9 @@ class KeptState:
         chunk = self._chunks[0]
         then = loaded.get("rank"), loaded.get("ranks")
         groups = self._checked_groups(loaded, defaults)
-        matched = list(self._matched(groups, loaded["state"]))
-        if then != (chunk.rank, chunk.ranks) or any(
-            tuple(kept["range"]) != (owned.piece.start, owned.piece.stop)
-            for owned, _, kept in matched
-        ):
+        # All that it owned then, also where it had no state yet: what another had is not here.
+        ranges = {number: tuple(range_) for number, range_ in loaded.get("ranges", {}).items()}
+        if then != (chunk.rank, chunk.ranks) or ranges != self._ranges(self._packed()[1]):
             raise ConfigError(
                 f"the checkpoint is that of rank {then[0]} of {then[1]}, and this is rank "
                 f"{chunk.rank} of {chunk.ranks}, or parameters were divided otherwise.",
@@ -126,7 +138,7 @@ class KeptState:
                 key: value.clone() if isinstance(value, Tensor) else value
                 for key, value in kept["state"].items()
             }
-            for owned, _, kept in matched
+            for owned, _, kept in self._matched(groups, loaded["state"])
         }
         self._load(groups, states)
 

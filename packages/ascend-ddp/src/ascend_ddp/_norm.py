@@ -14,6 +14,7 @@ __all__ = ["total_norm"]
 def total_norm(
     grads: Iterable[Tensor],
     norm_type: float,
+    dtype: torch.dtype,
     device: torch.device,
     group: distributed.ProcessGroup | None,
 ) -> Tensor:
@@ -22,18 +23,21 @@ def total_norm(
     Args:
         grads: Of this rank, on any devices.
         norm_type: Which norm; `math.inf` for the largest element.
+        dtype: In which it is added up; no narrower than any gradient's, and the same on every rank.
         device: On which ranks talk.
         group: The ranks.
 
     Returns:
-        0-d, FP32, on `device`, the same on every rank.
+        0-d, of that dtype, on `device`, the same on every rank.
     """
     norms = [
-        torch.linalg.vector_norm(g, norm_type, dtype=torch.float32).to(device)
+        torch.linalg.vector_norm(g.abs() if g.is_complex() else g, norm_type, dtype=dtype).to(
+            device
+        )
         for g in grads
         if g.numel()
     ]
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), dtype=dtype, device=device)
     if norms:
         total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if math.isinf(norm_type):
