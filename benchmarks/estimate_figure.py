@@ -1,6 +1,6 @@
 """The figure of `docs/estimate.md`: bytes by kind at the peak, for one model and some plans.
 
-    python -m benchmarks.estimate_figure docs/figures/estimate-bytes.svg
+python -m benchmarks.estimate_figure docs/figures/estimate-bytes.svg
 """
 
 from __future__ import annotations

@@ -115,21 +115,6 @@ def without_values(rank: int, world: int) -> None:
 
 
 @case
-def on_two_accelerators(rank: int, world: int) -> None:
-    device = torch.get_default_device().type
-    if device == "cpu":
-        return  # there is one
-    model = nn.Sequential(*(nn.Linear(4, 4, device=f"{device}:{n}") for n in range(2)))
-    for chunks in (model, list(model)):
-        try:
-            reduce_gradients(chunks)
-        except ConfigError as error:
-            assert f"the parameters are on {device}:0 and {device}:1." in str(error)
-        else:
-            raise AssertionError("it would send on both")
-
-
-@case
 def copied(rank: int, world: int) -> None:
     """Copies and pickles are models of their own, which nobody reduces."""
     model = stack()

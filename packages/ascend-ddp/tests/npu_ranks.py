@@ -42,6 +42,48 @@ def all_cases(rank: int, world: int) -> dict[str, str]:
     return run_cases(rank, cases.CASES, "npu")
 
 
+class Split(nn.Module):
+    """Layers on two devices. From the third step on they are used in another order.
+
+    Args:
+        devices: On which the first two layers are, and the last two.
+    """
+
+    def __init__(self, *devices: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.halves = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(16, 16) for _ in range(2))).to(device) for device in devices
+        )
+        self.devices = devices
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        for half, device in zip(self.halves, self.devices, strict=True):
+            x = torch.tanh(x).to(device)
+            for layer in half if step < 2 else reversed(half):
+                x = layer(x)
+        return x
+
+
+def on_two_devices(rank: int, world: int) -> list[bool]:
+    """Whether the gradients of each step are the average, of a model on two devices a rank."""
+    devices = torch.device("npu", rank), torch.device("npu", world + rank)
+    model, alone, found = Split(*devices), Split(*devices), list[bool]()
+    handle = reduce_gradients(model, DDPConfig(bucket_bytes=1500))
+    assert {bucket.flat.device for bucket in handle.reducers[0].buckets} == set(devices)
+    for step in range(6):
+
+        def loss(rank: int, model: nn.Module, step: int = step) -> Tensor:
+            return model(inputs(rank, step)[:4, :16].to(devices[0]), step).square().sum()
+
+        model.zero_grad()
+        loss(rank, model).backward()
+        wanted = cases.averages(alone, lambda r: loss(r, alone), world)
+        grads = [p.grad for p in model.parameters()]
+        found.append(all(map(torch.equal, grads, wanted)))
+    return found
+
+
 class Branches(nn.Module):
     """Layers side by side, each on a stream of its own."""
 

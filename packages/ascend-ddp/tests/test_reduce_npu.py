@@ -40,9 +40,9 @@ Ranks = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What two ranks have found in one run."""
     folder = tmp_path_factory.mktemp("ranks")
-    names = "all_cases,waits,told,synchronisations,sharded"
+    names = "all_cases,waits,told,synchronisations,sharded,on_two_devices"
     variables = {
-        "ASCENDSIM_DEVICES": "2",
+        "ASCENDSIM_DEVICES": "4",
         "ASCENDSIM_TRACE": "1",
         "ASCENDSIM_POISON": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -111,3 +111,8 @@ def test_a_sharded_optimizer_equals_the_whole_one(ranks: Ranks) -> None:
 
 def test_without_the_wait_for_weights_they_are_stale(ranks: Ranks) -> None:
     assert not any(rank["sharded"]["without the wait"] for rank in ranks)
+
+
+def test_a_model_may_be_on_two_devices(ranks: Ranks) -> None:
+    for rank in ranks:
+        assert rank["on_two_devices"] == [True] * 6

@@ -184,8 +184,7 @@ def reduce_gradients(
 
     Raises:
         ConfigError: When there is no parameter, one is no plain one, on the meta device or reduced
-            already, they are on several accelerators, chunks share one, this rank is not in the
-            group, or ranks differ.
+            already, chunks share one, this rank is not in the group, or ranks differ.
         UnavailableError: When `torch.distributed` is not initialised.
 
     Example:
@@ -232,19 +231,6 @@ def _check_parameters(chunks: Sequence[nn.Module], config: DDPConfig) -> None:
         raise ConfigError(
             "reduce_gradients was given a model without parameters.",
             instead="pass the model that is trained.",
-        )
-    _check_devices([parameter.device for chunk in chunks for parameter in chunk.parameters()])
-
-
-def _check_devices(devices: Sequence[torch.device]) -> None:
-    accelerators = sorted({str(device) for device in devices if device.type != "cpu"})
-    if len(accelerators) > 1:
-        raise ConfigError(
-            f"the parameters are on {' and '.join(accelerators)}.",
-            why="a rank talks to the others on one accelerator: collectives of several would have "
-            "to be sent in one order on all ranks, while their backwards run side by side.",
-            instead="use one process for each accelerator, with a pipeline stage or a replica of "
-            "the model in each.",
         )
 
 
