@@ -117,7 +117,9 @@ def npu(session: nox.Session) -> None:
     """Run the tests on the real torch_npu over a simulated NPU, in every schedule."""
     session.run(sys.executable, "tools/environment.py", "npu", external=True)
     packages = [f"packages/ascend-{name}" for name in ("sim", "core", "recompute")]
-    packages += ["packages/ascend-suite/tests/test_simulated_npu.py"]
+    packages += [
+        f"packages/ascend-suite/tests/test_{name}.py" for name in ("simulated_npu", "session_npu")
+    ]
     libraries = str(Path(".nox/ascend-sim").resolve())
     strict = {**TESTING, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
     session.run(".nox/npu/bin/ascend-sim", "build", env=strict, external=True)

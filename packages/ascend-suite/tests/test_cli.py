@@ -68,12 +68,12 @@ def test_on_a_cpu_it_says_that_moving_to_the_host_saves_nothing(
     assert "swap-optimizer: moves memory to the host." in printed
 
 
-def test_what_works_on_bf16_alone_is_a_row_that_says_so(
+def test_what_works_on_bf16_alone_is_compared_with_bf16(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(*TINY, "--features", "reuse-fp32-param", "--out", str(tmp_path)) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "reuse-fp32-param works on BF16 weights, and the demo trains FP32 ones." in printed
+    assert "reuse-fp32-param: compared with plain bf16, BF16 weights with FP32 masters" in printed
 
 
 def test_a_feature_that_breaks_its_promise_ends_in_no_and_exit_code_1(

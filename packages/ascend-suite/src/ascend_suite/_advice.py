@@ -21,12 +21,15 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return any(isinstance(one, torch.OutOfMemoryError) for one in _causes(error))
 
 
-def plan_that_fits(shape: ModelShape | tuple[str, ...], device: torch.device) -> str:
+def plan_that_fits(
+    shape: ModelShape | tuple[str, ...], device: torch.device, plan: Plan | None = None
+) -> str:
     """Say which plan would fit the device, or why that cannot be said.
 
     Args:
         shape: Of the model; or the names of what is not known of it.
         device: The one that is out of memory.
+        plan: The one that is on, which does not.
 
     Returns:
         A note for the error. Never raises: it is made while another error is under way.
@@ -38,7 +41,7 @@ def plan_that_fits(shape: ModelShape | tuple[str, ...], device: torch.device) ->
             "`ascend-suite suggest`."
         )
     try:
-        return f"ascend-suite: {_suggested(shape, device)}"
+        return f"ascend-suite: {_suggested(shape, device, plan or Plan())}"
     except Exception as error:
         return f"ascend-suite: no plan could be suggested ({type(error).__name__}: {error})"
 
@@ -51,7 +54,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _suggested(shape: ModelShape, device: torch.device) -> str:
+def _suggested(shape: ModelShape, device: torch.device, plan: Plan) -> str:
     from ascend_suite.suggestion import suggest
 
     kind: Any = device.type
@@ -65,6 +68,11 @@ def _suggested(shape: ModelShape, device: torch.device) -> str:
             f"{found.short_by / _MIB:,.0f} MiB more. {advice}".rstrip()
         )
     others = [named(one.estimate.plan) for one in found.runners_up]
+    if set(found.chosen.estimate.plan.features) <= set(plan.features):
+        return (
+            f"by the estimate this fits {memory}, so that something else takes memory, too: other "
+            f"models, other processes, blocks between those in use. Less take: {'; '.join(others)}."
+        )
     also = f" Also: {'; '.join(others)}." if others else ""
     return f"in {memory} would fit: {named(found.chosen.estimate.plan)}. {found.chosen.why}{also}"
 

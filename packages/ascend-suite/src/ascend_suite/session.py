@@ -168,7 +168,7 @@ class Session:
             error: The error; the caller raises it.
         """
         if is_out_of_memory(error):
-            error.add_note(plan_that_fits(self._known_shape(), self._device))
+            error.add_note(plan_that_fits(self._known_shape(), self._device, self.plan))
         for failure in self._undo():
             error.add_note(
                 "ascend-suite: beside, a feature could not be turned off: "

@@ -90,12 +90,17 @@ class DemoSettings:
         """Training steps of one run, over its memory, training and time parts."""
         return self.memory_steps + self.steps + self.time_rounds * (1 + self.timed_steps)
 
-    def briefly(self, *, steps: int | None = None) -> DemoSettings:
-        """The same with fewer rounds of timing, and at most so many steps, for a slower run."""
+    def briefly(self) -> DemoSettings:
+        """The same with fewer rounds of timing, for a run that is no memory feature's."""
+        return dataclasses.replace(self, time_rounds=min(self.time_rounds, 2))
+
+    def slowly(self) -> DemoSettings:
+        """The same with fewer steps of every kind, for a run whose steps are slow."""
         return dataclasses.replace(
-            self,
-            steps=self.steps if steps is None else min(self.steps, steps),
-            time_rounds=min(self.time_rounds, 2),
+            self.briefly(),
+            steps=min(self.steps, 5),
+            memory_steps=min(self.memory_steps, 2),
+            timed_steps=1,
         )
 
     def _require_at_least(self, name: str, least: int, why: str) -> None:

@@ -14,7 +14,6 @@ from ascend_suite.demo.training import Outcome
 
 __all__ = ["Variant", "named", "of_plain", "planned_steps", "steps_for_best", "variants_of"]
 
-_BF16_STEPS = 6
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "shard-optimizer": {"reduce-gradients": {"mode": "reduce-scatter"}}
 }
@@ -79,14 +78,14 @@ class Variant:
 
 def variants_of(settings: DemoSettings, features: Mapping[str, Feature]) -> list[Variant]:
     """The runs, but for the best combination: plain ones, and each feature beside its own."""
-    brief = settings.briefly(steps=_BF16_STEPS)
+    slow = settings.slowly()
     found = [Variant(PLAIN, settings)]
     found += [Variant(name, settings, (one,)) for name, one in of_plain(features).items()]
     in_bf16 = {name: one for name, one in features.items() if one.needs_bf16}
     if in_bf16:
-        found.append(Variant(PLAIN_BF16, brief, against=PLAIN_BF16, bf16=True))
+        found.append(Variant(PLAIN_BF16, slow, against=PLAIN_BF16, bf16=True))
     for name, one in in_bf16.items():
-        found.append(Variant(name, brief, (one,), PLAIN_BF16, bf16=True))
+        found.append(Variant(name, slow, (one,), PLAIN_BF16, bf16=True))
     for name, one in features.items():
         if one.needs_ranks and not one.needs_bf16:
             taken = () if one.takes is None else (get_feature(one.takes),)

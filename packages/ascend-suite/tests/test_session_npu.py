@@ -1,0 +1,48 @@
+"""A session on the real torch_npu over a simulated NPU that is too small for it.
+
+Runs with `--npu-sim`, of whatever schedule: each program starts a device of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ascend_core.device import available_backends
+
+pytestmark = pytest.mark.skipif(
+    "npu" not in available_backends() or "ASCENDSIM_SCHEDULE" not in os.environ,
+    reason="needs pytest --npu-sim",
+)
+
+PROGRAM = Path(__file__).parent / "small_npu_session.py"
+
+
+def said(model: str, hbm: str) -> list[str]:
+    """What a program says whose device has so much memory."""
+    simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
+    device = ["run", "--schedule=eager", f"--hbm={hbm}", str(PROGRAM), model]
+    done = subprocess.run(
+        [sys.executable, "-c", simulator, *device], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_out_of_memory_names_a_plan_that_would_fit() -> None:
+    pytest.importorskip("ascend_suite.suggestion", reason="needs the estimate")
+    first, *notes = said("gpt", "96M")
+    assert first == "out of memory"
+    [note] = [note for note in notes if note.startswith("ascend-suite: ")]
+    assert "in 96 MiB would fit: " in note
+    assert "recompute-layers" in note or "recompute-activation" in note
+
+
+def test_a_model_that_does_not_tell_its_shape_is_told_what_to_do() -> None:
+    first, *notes = said("unknown", "96M")
+    assert first == "out of memory"
+    assert any("does not tell its layers" in note and "shape=ModelShape" in note for note in notes)
