@@ -22,6 +22,9 @@ TORCHES = ["2.13"]
 SWAP, REUSE, OPS = (f"packages/ascend-{name}" for name in ("swap", "reuse-param", "ops"))
 DDP = "packages/ascend-ddp/tests"
 TRACED = f"{SWAP}/tests/test_attention_npu.py"  # where races are looked for among the bytes
+ESTIMATE = "tests_integration/test_estimate.py"
+# So that a block is as large as what was asked for, whatever was freed before.
+WHOLE = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
 # Small, so that it can be filled. What is read too early, poison keeps from being right by chance.
 SMALL_NPU = {"ASCENDSIM_HBM": "384M", "ASCENDSIM_POISON": "1"}
 
@@ -130,6 +133,7 @@ def npu(session: nox.Session) -> None:
             **strict,
             **(SMALL_NPU if any(one.startswith((SWAP, REUSE)) for one in arguments) else {}),
             **({"ASCENDSIM_TRACE": "1"} if TRACED in arguments else {}),
+            **(WHOLE if ESTIMATE in arguments else {}),
         }
         return session.run(*pytest, env=variables, external=True, silent=True)
 
@@ -143,6 +147,7 @@ def npu(session: nox.Session) -> None:
     runs.append(["--npu-sim=lazy", *operators])
     runs.append(["tests_integration/test_megatron_npu.py"])  # it starts simulated NPUs itself
     runs.append(["--npu-sim=lazy", "tests_integration/test_pairs.py", "-k", "npu"])
+    runs.append(["--npu-sim=eager", ESTIMATE])
     # Features are tested where they find races, or memory is exact: the rest is ascend-sim's.
     for schedule in ("random", "timed"):
         runs.append([f"--npu-sim={schedule}", packages[0]])
@@ -182,11 +187,13 @@ def nightly(session: nox.Session) -> None:
     variables = {**TESTING, **SMALL_NPU, "ASCENDSIM_STRICT": "1", "ASCENDSIM_CACHE": libraries}
     run_tests(session, "tests_integration/test_pairs.py", "-m", "nightly")
     runs = [(schedule, SWAP) for schedule in ("lazy", "early", "eager", "thread")]
-    for schedule, tests in (*runs, ("lazy", "tests_integration/test_pairs.py")):
+    runs += [("lazy", "tests_integration/test_pairs.py"), ("eager", ESTIMATE)]
+    for schedule, tests in runs:
         options = [f"--npu-sim={schedule}", tests, "-m", "nightly"]
         options += ["--timeout=3600", *session.posargs]
         command = [".nox/npu/bin/python", "-m", "pytest", *options]
-        session.run(*command, env=variables, external=True)
+        whole = WHOLE if tests == ESTIMATE else {}
+        session.run(*command, env={**variables, **whole}, external=True)
 
 
 @nox.session(venv_backend="none")

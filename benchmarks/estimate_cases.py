@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from ascend_core.feature import get_feature
 from ascend_core.memory import measure_peak
 from ascend_ops.config import FusedOpsConfig
 from ascend_recompute.config import (
@@ -19,15 +18,17 @@ from ascend_recompute.config import (
     RecomputeNormConfig,
 )
 from ascend_reuse_param.config import ReuseParamConfig
+from ascend_suite.applying import apply
 from ascend_suite.demo.gpt import GPT, GPTConfig
 from ascend_suite.plan import Plan
+from ascend_suite.session import Session
 from ascend_suite.shape import ModelShape
 from ascend_swap.config import SwapAttentionConfig, SwapOptimizerConfig
 
 __all__ = ["FLOPS", "draw_shapes", "measured_peak", "plans_for"]
 
-FLOPS = 1.2e10
-"""What a micro-batch may cost, where one sequence does not cost more: two cores have to do it."""
+FLOPS = {"float32": 1e10, "bfloat16": 2.5e9}
+"""What a micro-batch may cost at most: two cores have to do it, and are slower at BF16."""
 STEPS = 2
 """The first step makes the optimizer's state, the second is as all others are."""
 
@@ -38,19 +39,22 @@ _REBUILD = {"recompute-activation": _ACTIVATION, "recompute-norm": _NORM}
 def draw_shapes(seed: int, count: int) -> Iterator[ModelShape]:
     """Draw models and their training: layers, width, heads, sequence, dtype and the rest."""
     dice = random.Random(seed)
-    for _ in range(count):
+    while count:
         heads = dice.choice((1, 2, 4, 8))
         hidden = heads * dice.choice([k for k in (16, 32, 64, 128) if 64 <= heads * k <= 512])
         layers, seq = dice.randint(2, 8), 32 * dice.randint(2, 16)
         dtype = dice.choice(("float32", "bfloat16"))
-        cost = 6 * 16 * layers * hidden**2 * seq
+        affordable = int(FLOPS[dtype] / (6 * 16 * layers * hidden**2 * seq))
+        if not affordable:
+            continue
+        count -= 1
         yield ModelShape(
             layers=layers,
             hidden=hidden,
             heads=heads,
             seq=seq,
             vocab=dice.choice((256, 512, 1000)),
-            micro_batch=dice.randint(1, max(1, min(16, int(FLOPS / cost)))),
+            micro_batch=dice.randint(1, min(16, affordable)),
             micro_batches=dice.choice((1, 1, 2)),
             activation=dice.choice(("swiglu", "gelu")),
             norm=dice.choice(("rms", "layer")),
@@ -103,28 +107,18 @@ def measured_peak(shape: ModelShape, plan: Plan, device: str) -> int:
     """
     gc.collect()
     with measure_peak(device) as memory:
-        handles = _train(shape, plan, torch.device(device))
-    for handle in handles:
-        handle.remove()
+        session = _train(shape, plan, torch.device(device))
+    session.remove()
     return memory.peak_bytes
 
 
-def _train(shape: ModelShape, plan: Plan, device: torch.device) -> list[Any]:
-    """Train, and return the handles of what is on."""
+def _train(shape: ModelShape, plan: Plan, device: torch.device) -> Session:
+    """Train, with the plan's features on; they are when this returns."""
     torch.manual_seed(0)
     model = GPT(_config(shape)).to(getattr(torch, shape.dtype)).to(device)
-    features = {name: get_feature(name) for name in plan.features}
-    handles = [
-        feature.apply(model, plan.features[name])
-        for name, feature in features.items()
-        if feature.target == "model"
-    ]
-    plain = optim.AdamW(model.parameters(), lr=1e-3)
-    steps = [f for name, f in features.items() if f.target == "optimizer"]
-    optimizer: Any = plain
-    for feature in steps:
-        optimizer = feature.apply(plain, plan.features[feature.name])
-    if shape.masters and not steps:
+    session = apply(plan, model, optim.AdamW(model.parameters(), lr=1e-3))
+    optimizer: Any = session.optimizer
+    if shape.masters and not {"reuse-fp32-param", "swap-optimizer"} & set(plan.features):
         optimizer = BesideWeights(model)
     batches = [_batch(shape, device) for _ in range(shape.micro_batches)]
     for _ in range(STEPS):
@@ -134,7 +128,7 @@ def _train(shape: ModelShape, plan: Plan, device: torch.device) -> list[Any]:
         optimizer.step()
     if device.type != "cpu":
         torch.accelerator.synchronize()
-    return [*([optimizer] if steps else []), *handles]
+    return session
 
 
 class BesideWeights:

@@ -24,7 +24,7 @@ from ascend_suite.estimation.estimate import estimate
 from ascend_suite.shape import ModelShape
 from benchmarks.estimate_cases import draw_shapes, measured_peak, plans_for
 
-SEED = 2026_11_30
+SEED = 2026_12_01
 
 
 class Row(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from ascend_suite.estimation.hardware import DeviceKind
 from benchmarks.estimate_cases import draw_shapes, measured_peak, plans_for
 from benchmarks.estimates import SEED, named
 
+ROOT = Path(__file__).resolve().parents[1]
 SHAPES = list(draw_shapes(SEED, 20))
 WITHIN = 0.05
 FEW = 4
@@ -104,14 +106,22 @@ def suggested() -> Estimate:
 @pytest.mark.skipif(
     "ASCENDSIM_SCHEDULE" not in os.environ, reason="needs pytest --npu-sim, of whatever schedule"
 )
-def test_a_suggested_plan_trains_where_plain_does_not() -> None:
+def test_a_suggested_plan_trains_where_plain_does_not(tmp_path: Path) -> None:
     chosen = suggested()
     hbm = int(chosen.peak_bytes * ROOM) >> 20
     assert hbm << 20 < estimate(TRIED).peak_bytes
     simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
+    child = tmp_path / "child.py"
+    child.write_text(CHILD, encoding="utf-8")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    device = ["run", "--schedule=eager", f"--hbm={hbm}M", str(child)]
     done = subprocess.run(
-        [sys.executable, "-c", simulator, "run", "--schedule=eager", f"--hbm={hbm}M", "-c", CHILD],
-        env={**os.environ, "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+        [sys.executable, "-c", simulator, *device],
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        },
         capture_output=True,
         text=True,
         check=False,

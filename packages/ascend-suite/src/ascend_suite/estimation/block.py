@@ -7,6 +7,8 @@ model, Llama and GPT-3. `s b h` below are tokens, sequences and width, as in Kor
 
 from __future__ import annotations
 
+import dataclasses
+
 from ascend_suite.estimation.counts import layer_parameters, norm_parameters
 from ascend_suite.estimation.kernels import Kernels
 from ascend_suite.estimation.tape import Node, Tape, Value
@@ -145,10 +147,12 @@ class TapeMaker:
             saves = ("qkv", "queries", "queries'", "mask", "mixed")
         given = "mixed"
         # Gradients of queries, keys and values are made apart, then put into one.
-        values["q, k, v"] = values["qkv"]
+        values["q, k, v"] = dataclasses.replace(values["qkv"], view=True)
         tape.nodes.append(Node(module, ("qkv",), "q, k, v"))
-        tape.nodes.append(Node(module, ("q, k, v",), "mixed", saves))
-        if kernels.attention_copies and shape.flash:
+        making = kernels.block(kernels.mask_bytes) if shape.flash else 0
+        tape.nodes.append(Node(module, ("q, k, v",), "mixed", saves, making=making))
+        # Of a single head the result is contiguous as it is.
+        if kernels.attention_copies and shape.flash and shape.heads > shape.tp:
             given = "projected"
             values[given] = Value(self._bytes(queries), "projection", module)
             tape.nodes.append(Node(module, ("mixed",), given))
@@ -194,10 +198,13 @@ class TapeMaker:
 
     def _linear(self, tape: Tape, module: str, x: str, out: str, parameters: int) -> None:
         """A matrix product. Backward makes the gradient of x first, then that of the matrix."""
-        working = 0
+        working = making = 0
         if self.kernels.half_in_fp32 and self.item == 2:
             working = max(0, 2 * tape.values[x].bytes - parameters, 2 * parameters)
-        tape.nodes.append(Node(module, (x,), out, (x,), parameters=parameters, working=working))
+            making = 2 * tape.values[out].bytes
+        tape.nodes.append(
+            Node(module, (x,), out, (x,), parameters=parameters, working=working, making=making)
+        )
 
     def _residual(self, tape: Tape, x: str, added: str, out: str, module: str) -> None:
         if self.shape.dropout:

@@ -22,7 +22,8 @@ class Kernels:
         attention_copies: Whether fused attention saves its result beside the contiguous copy that
             the projection is given.
         query_bytes: What fused attention saves for each query of each head.
-        mask_bytes: The causal mask that fused attention makes and saves, in each layer.
+        mask_bytes: The causal mask that fused attention makes, of another one, and saves, in each
+            layer.
         dropout_in_one: Whether dropout saves a mask of one byte for each element. Elsewhere it
             saves a factor for each, in the dtype of its input.
         half_in_fp32: Whether a matrix product of two-byte numbers has an FP32 copy of its result

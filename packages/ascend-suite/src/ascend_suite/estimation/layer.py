@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ascend_suite.estimation.tape import Node, Peak, Tape, Value, by_origin, walk_backward
+from ascend_suite.estimation.tape import (
+    Node,
+    Peak,
+    Tape,
+    Value,
+    by_origin,
+    walk_backward,
+    walk_forward,
+)
 from ascend_suite.estimation.treatment import Treatment
 
 __all__ = ["LayerBytes", "layer_bytes"]
@@ -19,6 +27,7 @@ class LayerBytes:
         held: Bytes on the device between forward and backward, by origin.
         moved: Bytes on the host meanwhile.
         rebuilt: Bytes that are made again in backward, value by value.
+        forward: The highest point of its forward.
         peak: The highest point of its backward, what it holds included, when nothing is fetched
             ahead for other layers.
         parameters: Bytes of the gradients of its parameters.
@@ -27,6 +36,7 @@ class LayerBytes:
     held: Mapping[str, int]
     moved: int
     rebuilt: int
+    forward: Peak
     peak: Peak
     parameters: int
 
@@ -77,13 +87,25 @@ def layer_bytes(
         gone = {*moved, *inside}
         held = {name: value for name, value in present.items() if name not in gone}
         rebuilt = sum(saved[name].bytes for name in dropped)
+    walked = walk_backward(tape, present, accumulates=accumulates, extra=extra)
     return LayerBytes(
         held=by_origin(held.values()),
         moved=sum(value.bytes for value in moved.values()),
         rebuilt=rebuilt,
-        peak=walk_backward(tape, present, accumulates=accumulates, extra=extra),
+        forward=walk_forward(tape, held if treatment.replays else present),
+        peak=_in_backward(tape, treatment, walked, others),
         parameters=tape.parameters,
     )
+
+
+def _in_backward(tape: Tape, treatment: Treatment, walked: Peak, others: int) -> Peak:
+    """The highest point of a backward: before it, a layer that runs again is in its forward."""
+    if not treatment.replays:
+        return walked
+    again = walk_forward(tape, tape.saved())
+    gradient = tape.values[tape.nodes[-1].output].bytes
+    replay = Peak(again.saved, again.working + gradient + others, 0)
+    return max(replay, walked, key=lambda peak: peak.total)
 
 
 def _inside_mlp(saved: Mapping[str, Value]) -> set[str]:

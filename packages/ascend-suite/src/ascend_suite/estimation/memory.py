@@ -2,9 +2,10 @@
 
 [Note: where a step can be highest]
 Activations pile up in forward and fall in backward, while gradients rise; the optimizer's
-temporaries come when activations are gone. So memory is highest at one of five points: when the
-loss has been computed; in its backward; in the backward of one of the layers; in that of the
-embedding; or in the optimizer's step. Each is added up, and the peak is the largest.
+temporaries come when activations are gone. So memory is highest at one of six points: when the
+last layer runs, or the loss has been computed; in the loss's backward; in that of one of the
+layers; in that of the embedding; or in the optimizer's step. Each is added up, and the peak is the
+largest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class StageMemory:
         )
 
     def moments(self) -> tuple[Moment, ...]:
-        """The five points, as far as this stage has them, in the order of the step."""
+        """The six points, as far as this stage has them, in the order of the step."""
         return tuple(self._moments())
 
     @property
@@ -85,6 +86,8 @@ class StageMemory:
         last = self.stage == self.shape.pp - 1
         head = self._head
         held = self._held(len(self.layers))
+        forward = self.layers[-1].forward
+        yield self._moment("layer forward", self._held(len(self.layers) - 1), forward)
         if last:
             saved = self._left_in(head)
             point = Peak(by_origin(saved.values()), self._beside_loss(head, saved), 0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Node", "Peak", "Tape", "Value", "walk_backward"]
+__all__ = ["Node", "Peak", "Tape", "Value", "walk_backward", "walk_forward"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Value:
         recipe: The values that it is made of when it is rebuilt, from the first; empty when no
             feature rebuilds it.
         rebuilt_by: The feature that rebuilds it.
+        view: Whether it is another value's memory; its gradient is not.
     """
 
     bytes: int
@@ -35,6 +36,7 @@ class Value:
     module: str = ""
     rebuilt_by: str | None = None
     recipe: tuple[str, ...] = ()
+    view: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Node:
         saves: The values that it keeps for backward.
         parameters: Bytes of the gradients of its parameters.
         working: Bytes of temporaries in its backward.
+        making: Bytes of temporaries in its forward.
         passes: Whether it hands on its output's gradient instead of making new ones.
     """
 
@@ -57,6 +60,7 @@ class Node:
     saves: tuple[str, ...] = ()
     parameters: int = 0
     working: int = 0
+    making: int = 0
     passes: bool = False
 
 
@@ -108,6 +112,28 @@ def by_origin(values: Iterable[Value]) -> dict[str, int]:
     for value in values:
         sums[value.origin] = sums.get(value.origin, 0) + value.bytes
     return sums
+
+
+def walk_forward(tape: Tape, kept: Mapping[str, Value]) -> Peak:
+    """Run forward over a tape.
+
+    Args:
+        tape: The operators.
+        kept: The values that are held once they have been saved.
+
+    Returns:
+        The highest point.
+    """
+    saved: dict[str, Value] = {}
+    highest = Peak({}, 0, 0)
+    for node in tape.nodes:
+        saved |= {name: kept[name] for name in node.saves if name in kept}
+        alive = {name for name in (*node.inputs, node.output) if name in tape.values}
+        unsaved = [tape.values[name] for name in alive - saved.keys()]
+        working = sum(value.bytes for value in unsaved if not value.view)
+        point = Peak(by_origin(saved.values()), working + node.making, 0)
+        highest = max(highest, point, key=lambda peak: peak.total)
+    return highest
 
 
 def walk_backward(
