@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ascend_ddp import DDPConfig, reduce_gradients
 
 VICTIM = 1
+TIMEOUT_S = 2.0
 
 
 def dies_between_steps(rank: int, world: int) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def dies_in_backward(rank: int, world: int) -> dict[str, Any]:
 
 def never_comes(rank: int, world: int) -> dict[str, Any]:
     """The victim goes on, elsewhere."""
-    return survive(rank, lambda model: time.sleep(12))
+    return survive(rank, lambda model: time.sleep(4 * TIMEOUT_S))
 
 
 def step(model: nn.Module) -> None:
@@ -46,7 +47,7 @@ def survive(rank: int, end: Callable[[nn.Sequential], None]) -> dict[str, Any]:
     """Take steps until an error comes: what it says, where it came from, and after how long."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))).to("npu")
-    handle = reduce_gradients(model, DDPConfig(bucket_bytes=800))
+    handle = reduce_gradients(model, DDPConfig(bucket_bytes=800, timeout_s=TIMEOUT_S))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step(model)
     optimizer.step()

@@ -268,9 +268,7 @@ class Reducer:
 
     def _told(self, tally: Tally) -> TallyResult:
         """What ranks told in a round. An accelerator's collectives that failed show here."""
-        last = len(self.buckets) - 1
-        what = f"what a backward has sent: buckets 0 to {last} and the tally of gradients"
-        with self._ending(), self._ranks.named(what, self.buckets.held_by(0)):
+        with self._ending(), self._ranks.named(*self._sender.sent):
             return tally.result()
 
     def _add_late(self, result: TallyResult) -> None:

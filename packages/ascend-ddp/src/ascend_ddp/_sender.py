@@ -17,8 +17,6 @@ from ascend_ddp._tally import Tally
 
 __all__ = ["Sender"]
 
-_TALLY = ("the tally of gradients", "all of them")
-
 
 class Sender:
     """Sends what a round has filled. Every failure names this rank and what it waited for.
@@ -39,6 +37,15 @@ class Sender:
         self._factor = 1 / ranks.size if average else 1
         self._streams: dict[torch.device, Stream] = {}
         self._identity = ranks.agree_on_number(buckets.device)
+
+    @property
+    def sent(self) -> tuple[str, str]:
+        """What a backward has sent, and what that holds, for errors of the tally.
+
+        It is behind the buckets, or beside them: that it does not come may be due to any of them.
+        """
+        last = len(self._buckets) - 1
+        return f"buckets 0 to {last} and the tally of gradients", self._buckets.held_by(0)
 
     def launch_full(self, running: Round) -> None:
         """Send the buckets that are full and have none before them that is not."""
@@ -103,14 +110,14 @@ class Sender:
         self, used: Sequence[bool], arrivals: Sequence[int], new_order: bool, *, failed: bool
     ) -> Tally:
         """Send the tally, and wait until it and all buckets have arrived."""
-        with self._ranks.named(*_TALLY):
+        with self._ranks.named(*self.sent):
             device, ranks = self._ranks.nearest(self._buckets.device), self._ranks
             tally = Tally(used, arrivals, new_order, failed, self._identity, device, ranks)
         for number, bucket in enumerate(self._buckets):
             work, bucket.work = bucket.work, None
             if work is not None:
                 self._ranks.wait(work, f"bucket {number}", self._buckets.held_by(number))
-        self._ranks.wait(tally.work, *_TALLY)
+        self._ranks.wait(tally.work, *self.sent)
         tally.arrived()
         return tally
 
