@@ -17,7 +17,6 @@ from ascend_ddp import DDPConfig, ShardedConfig, reduce_gradients, shard_optimiz
 from ascend_ddp._fillers import Fillers
 from ascend_ddp._gather import WeightBucket
 from ascend_ddp._ranks import Ranks
-from ascend_ddp._sender import Sender
 from ascend_ddp._tally import Tally, TallyResult
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -155,11 +154,6 @@ def wait_for_the_latest(self: Any, running: Any, number: int, bucket: Any) -> No
         streams.clear()
 
 
-def divide_at_once(self: Any, bucket: Any) -> Any:
-    """`Sender._beside`, which waits for nothing that is queued."""
-    return bucket.backend.stream_context(bucket.backend.new_stream(bucket.device))
-
-
 def order_nobody(self: Any) -> None:
     """`Fillers.let_wait_for_plan`, which lets nobody wait."""
     self._planned_on = {device: torch.npu.current_stream() for device in self._devices}
@@ -178,7 +172,6 @@ AWAY: dict[str, tuple[type, str, Callable[..., Any], Orders]] = {
     "a bucket waits for the streams that fill it": (Fillers, "wait", nothing, SAME),
     "for all of them": (Fillers, "wait", wait_for_the_latest, CHANGING),
     "streams wait for a new plan": (Fillers, "let_wait_for_plan", order_nobody, CHANGING),
-    "the division waits for gradients": (Sender, "_beside", divide_at_once, SAME),
     "gradients wait for their bucket": (Ranks, "wait", wait_for_no_gradients, SAME),
 }
 

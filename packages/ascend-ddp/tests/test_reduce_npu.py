@@ -79,7 +79,6 @@ def test_streams_that_fill_a_bucket_are_waited_for(ranks: Ranks) -> None:
         "a bucket waits for the streams that fill it",
         "for all of them",
         "streams wait for a new plan",
-        "the division waits for gradients",
         "gradients wait for their bucket",
     ],
 )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from ascend_core.streams import Stream
-from ascend_ddp._bucket import Bucket
 from ascend_ddp._buckets import Buckets
 from ascend_ddp._ranks import Ranks
 from ascend_ddp._round import Round
@@ -35,7 +32,6 @@ class Sender:
         self._buckets = buckets
         self._ranks = ranks
         self._factor = 1 / ranks.size if average else 1
-        self._streams: dict[torch.device, Stream] = {}
         self._identity = ranks.agree_on_number(buckets.device)
 
     @property
@@ -81,30 +77,14 @@ class Sender:
 
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]
-        with (
-            self._beside(bucket),
-            self._ranks.named(f"bucket {number}", self._buckets.held_by(number)),
-        ):
-            if self._factor != 1:
-                bucket.flat.mul_(self._factor)
+        if self._factor != 1:
+            bucket.flat.mul_(self._factor)
+        with self._ranks.named(f"bucket {number}", self._buckets.held_by(number)):
             if bucket.shard is None:
                 bucket.work = self._ranks.all_reduce(bucket.flat)
             else:
                 bucket.work = self._ranks.reduce_scatter(bucket.shard, bucket.flat)
         self.collectives += 1
-
-    def _beside(self, bucket: Bucket) -> AbstractContextManager[None]:
-        """Divide on a stream of its own, behind what is queued so far: backward goes on beside.
-
-        The bucket's memory outlives it: whoever waits for the collective waits for that stream.
-        """
-        if self._factor == 1:
-            return nullcontext()
-        stream = self._streams.get(bucket.device)
-        if stream is None:
-            stream = self._streams[bucket.device] = bucket.backend.new_stream(bucket.device)
-        stream.wait_stream(bucket.backend.current_stream(bucket.device))
-        return bucket.backend.stream_context(stream)
 
     def tally(
         self, used: Sequence[bool], arrivals: Sequence[int], new_order: bool, *, failed: bool
