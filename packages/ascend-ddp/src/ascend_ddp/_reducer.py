@@ -336,9 +336,10 @@ class Reducer:
             )
         raise CommunicationError(
             "the backward of a rank was ended by an exception.",
-            why="its part of the gradients is missing, so that they are nobody's. Without an "
-            "accelerator the backward that ended so tells. With one the next backward does, on all "
-            "ranks, since the host does not wait: an optimizer may have used the gradients by now.",
+            why="its part of the gradients is missing, so that they are nobody's. Where hosts can "
+            "talk (a process group with a backend for the CPU), the backward that ended so tells. "
+            "Where accelerators alone do, the next backward does, on all ranks, since the host "
+            "does not wait: an optimizer may have used the gradients by now.",
             instead="begin again from a checkpoint; or, where no optimizer has stepped since, "
             "catch the error on all ranks alike, call zero_grad() and go on.",
         )

@@ -1,7 +1,9 @@
 """What ranks tell one another about a backward: which parameters had a gradient, and how often.
 
-One small collective for each backward, behind those of the buckets. Its result is on the host when
-the next backward begins, without a wait of the host; who needs it earlier waits.
+One small collective for each backward, behind those of the buckets. Where the hosts of a group can
+talk, they do: at the end of a backward each waits until the others have come there, and for no
+device. Where devices alone talk, the result is on the host when the next backward begins, without
+a wait of the host; who needs it earlier waits.
 """
 
 from __future__ import annotations
