@@ -138,3 +138,12 @@ def test_it_takes_less_than_a_second() -> None:
 def test_memory_is_a_whole_number(bad: float) -> None:
     with pytest.raises(ConfigError, match="hbm is"):
         suggest(LLAMA, hbm=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("ranks", "word"), [(1, "more"), (8, "less")])
+def test_the_price_is_said_in_words(ranks: int, word: str) -> None:
+    """Eight ranks that share the optimizer's step are done sooner than plain ones."""
+    found = suggest(dataclasses.replace(LLAMA, dp=ranks), hbm=64 * GIB)
+    assert found.chosen is not None
+    assert f" % {word} time by the model" in found.chosen.why
+    assert "-" not in found.chosen.why

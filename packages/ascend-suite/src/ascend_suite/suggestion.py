@@ -179,7 +179,8 @@ def _why(one: Estimate, plain: Estimate) -> str:
     if not one.plan.features:
         return f"nothing has to be done: {_gib(one.peak_bytes)} at the highest."
     text = f"{_gib(one.peak_bytes)} instead of {_gib(plain.peak_bytes)}"
-    text += f", for {100 * (one.time.ratio - 1):.1f} % more time by the model"
+    change = 100 * (one.time.ratio - 1)
+    text += f", for {abs(change):.1f} % {'more' if change >= 0 else 'less'} time by the model"
     if one.host_bytes:
         text += f", and {_gib(one.host_bytes)} of the host"
     return f"{text}; highest in {one.peak.name}."
