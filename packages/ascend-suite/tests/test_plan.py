@@ -364,7 +364,7 @@ CONFIGS = {
         RecomputeLayersConfig, method=st.sampled_from(["block", "uniform"]), num_layers=COUNT
     ),
     "reduce-gradients": st.builds(
-        DDPConfig, timeout_s=st.none() | st.floats(min_value=0, exclude_min=True)
+        DDPConfig, timeout_s=st.none() | st.floats(min_value=0, exclude_min=True, max_value=1e9)
     ),
 }
 TRAINING = {

@@ -90,5 +90,5 @@ def _check_timeout(seconds: object) -> None:
     if not isinstance(seconds, (int, float)) or not 0 < seconds <= _LONGEST_S:
         raise ConfigError(
             f"timeout_s is {seconds!r}.",
-            instead="use a number of seconds above 0, or leave it out.",
+            instead=f"use a number of seconds above 0, at most {_LONGEST_S:.0f}, or leave it out.",
         )
