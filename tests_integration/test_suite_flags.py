@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 
 import pytest
 
@@ -11,13 +10,13 @@ from ascend_suite import Plan
 from ascend_suite.flags import FEATURE_FLAGS
 from ascend_suite.integrations.megatron import add_arguments
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what is not installed beside megatron-core
-    from ascend_ops.integrations.megatron import add_ops_arguments
-    from ascend_swap.integrations.megatron import add_swap_arguments
+pytestmark = pytest.mark.usefixtures("megatron")  # who imports megatron-core, once it can run here
 
 
 def theirs() -> argparse.ArgumentParser:
+    from ascend_ops.integrations.megatron import add_ops_arguments
+    from ascend_swap.integrations.megatron import add_swap_arguments
+
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--position-embedding-type", choices=["rope"])
     parser.add_argument("--recompute-num-layers", type=int)

@@ -6,29 +6,14 @@ import collections.abc
 import dataclasses
 import types
 import typing
-import warnings
 from typing import Any
 
 import pytest
 
 from ascend_suite.vocabulary import VOCABULARY, TrainingOption
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what is not installed beside megatron-core
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.model_parallel_config import ModelParallelConfig
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer.transformer_config import TransformerConfig
+pytestmark = pytest.mark.usefixtures("megatron")  # who imports megatron-core, once it can run here
 
-HOLDERS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        DistributedDataParallelConfig,
-        ModelParallelConfig,
-        OptimizerConfig,
-        TransformerConfig,
-    )
-}
 OPTIONS = [option for option in VOCABULARY.values() if option.holder is not None]
 
 
@@ -44,13 +29,29 @@ def alternatives(kind: Any) -> frozenset[Any]:
     return frozenset({kind})
 
 
+def holders() -> dict[str, type[Any]]:
+    """The classes of megatron-core that hold options, by name."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.model_parallel_config import ModelParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    kinds: tuple[type[Any], ...] = (
+        DistributedDataParallelConfig,
+        ModelParallelConfig,
+        OptimizerConfig,
+        TransformerConfig,
+    )
+    return {kind.__name__: kind for kind in kinds}
+
+
 def test_options_of_megatron_core_are_there() -> None:
     assert len(OPTIONS) > 50
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_an_option_is_megatron_cores(option: TrainingOption) -> None:
-    holder = HOLDERS[option.holder or ""]
+    holder = holders()[option.holder or ""]
     fields = {field.name: field for field in dataclasses.fields(holder)}
     assert option.name in fields
     theirs = fields[option.name]
