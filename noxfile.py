@@ -170,7 +170,8 @@ def npu(session: nox.Session) -> None:
         [f"--npu-sim={schedule}", REUSE, "-k", "npu"] for schedule in ("lazy", "eager", "thread")
     ]
     # These start ranks themselves.
-    runs.append(["--npu-sim=lazy", f"{DDP}/test_reduce_npu.py"])
+    ranks = [f"{DDP}/test_{name}_npu.py" for name in ("reduce", "failures")]
+    runs.append(["--npu-sim=lazy", *ranks])
     runs.append(["--npu-sim=timed", f"{DDP}/test_overlap_npu.py"])
 
     # Two at a time: one process keeps one processor busy. What fails, nox shows itself.
