@@ -196,7 +196,7 @@ def test_here_checks_against_what_is_installed(
 ) -> None:
     path = write("[swap-optimizer]\n")
     assert invoke("check", path)[0] == 0
-    monkeypatch.setattr("ascend_suite.doctor._software.version_of", {"torch": "2.1.0"}.get)
+    monkeypatch.setattr("ascend_suite.versions.installed_version", {"torch": "2.1.0"}.get)
     code, out, _ = invoke("check", path, "--here")
     assert code == 1 and "the suite needs torch" in out
 

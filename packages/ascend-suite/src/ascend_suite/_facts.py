@@ -7,7 +7,6 @@ to be false where it is not: gradient checkpointing may be turned on later, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from itertools import chain
 from typing import Any
 
@@ -18,14 +17,9 @@ from ascend_core.device import device_of
 from ascend_core.errors import ConfigError
 from ascend_core.optim.rules import rule_for
 from ascend_suite.finding import Finding, Severity
+from ascend_suite.versions import installed_versions
 
 __all__ = ["contradictions", "found_facts"]
-
-_DISTRIBUTIONS = {
-    "torch_npu_version": "torch_npu",
-    "megatron_core_version": "megatron_core",
-    "transformer_engine_version": "transformer_engine",
-}
 
 
 def found_facts(
@@ -38,8 +32,8 @@ def found_facts(
         optimizer: None where there is none yet.
     """
     facts: dict[str, object] = {
+        **installed_versions(),
         "torch_version": torch.__version__,
-        **{name: _version_of(package) for name, package in _DISTRIBUTIONS.items()},
         "world_size": _world_size(),
     }
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
@@ -65,13 +59,6 @@ def contradictions(stated: Mapping[str, object], found: Mapping[str, object]) ->
         for name, is_now in found.items()
         if name in stated and stated[name] != is_now
     ]
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _world_size() -> int:

@@ -8,9 +8,9 @@ of megatron-core means it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 
+from ascend_suite._suggestion import nearest
 from ascend_suite.finding import Finding, IncompatiblePlanError, Severity, errors_of
 from ascend_suite.plan import Plan
 from ascend_suite.rule import Rule
@@ -86,13 +86,13 @@ def _about_allow(plan: Plan, rules: Sequence[Rule], firing: set[str]) -> Iterato
     for name in dict.fromkeys(plan.allow):
         rule = known.get(name)
         if rule is None:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = nearest(name, known, within=False)
             yield Finding(
                 Severity.ERROR,
                 "allow",
                 f"there is no rule {name!r}.",
                 why="allow names rules by their ids.",
-                instead=f"did you mean {near[0]!r}?" if near else "leave it out.",
+                instead=f"did you mean {near!r}?" if near else "leave it out.",
             )
         elif rule.proof is None:
             yield Finding(

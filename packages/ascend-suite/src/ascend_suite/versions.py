@@ -11,9 +11,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import total_ordering
+from importlib import metadata
 
-__all__ = ["Version"]
+__all__ = ["Version", "installed_version", "installed_versions"]
 
+_DISTRIBUTIONS = {
+    "torch_version": "torch",
+    "torch_npu_version": "torch-npu",
+    "megatron_core_version": "megatron-core",
+    "transformer_engine_version": "transformer-engine",
+}
 _WRITTEN = re.compile(
     r"\s*v?(?P<numbers>\d+(?:\.\d+)*)(?:[.\-_]?(?P<stage>[a-z]+)[.\-_]?(?P<count>\d*))?",
     re.IGNORECASE,
@@ -57,3 +64,16 @@ class Version:
 
     def _order(self) -> tuple[tuple[int, ...], int, int]:
         return self.numbers, self.stage, self.count
+
+
+def installed_version(distribution: str) -> str | None:
+    """The installed version of a distribution; None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def installed_versions() -> dict[str, str | None]:
+    """The versions that a plan may name in its training, by the name of the option."""
+    return {option: installed_version(name) for option, name in _DISTRIBUTIONS.items()}

@@ -24,6 +24,7 @@ from ascend_suite.commands._screen import (
 from ascend_suite.finding import Finding, Severity
 from ascend_suite.plan import Plan
 from ascend_suite.rules import RULES
+from ascend_suite.versions import installed_versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,14 +142,6 @@ def _order_of(plan: Plan) -> tuple[str, ...]:
 
 def _facts_of_this_machine() -> Mapping[str, object]:
     """What a plan may say of versions and limits, as far as it is known without loading torch."""
-    from ascend_suite.doctor._software import version_of
     from ascend_suite.doctor._system import host_memory
 
-    versions = {
-        "torch_version": "torch",
-        "torch_npu_version": "torch-npu",
-        "megatron_core_version": "megatron-core",
-        "transformer_engine_version": "transformer-engine",
-    }
-    found: dict[str, object] = {name: version_of(dist) for name, dist in versions.items()}
-    return {**found, "pinned_limit_bytes": host_memory().memlock_bytes}
+    return {**installed_versions(), "pinned_limit_bytes": host_memory().memlock_bytes}

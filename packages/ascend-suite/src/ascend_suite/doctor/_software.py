@@ -14,7 +14,7 @@ from ascend_core.errors import AscendError
 from ascend_core.feature import discover
 from ascend_suite.doctor.machine import Cann, Compiler
 
-__all__ = ["cann", "compiler", "loadable_features", "suite_requirements", "version_of"]
+__all__ = ["cann", "compiler", "loadable_features", "suite_requirements"]
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*\(?((?:[=<>!~]=?|===)[^;)]*)?\)?\s*(;.*)?$")
 _PROGRAM = """
@@ -23,14 +23,6 @@ _PROGRAM = """
 
 double one(double x) { return sqrt(x * x); }
 """
-
-
-def version_of(distribution: str) -> str | None:
-    """The installed version of a distribution; None where it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def suite_requirements() -> dict[str, str]:

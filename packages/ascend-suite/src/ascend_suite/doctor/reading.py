@@ -21,6 +21,7 @@ from ascend_suite.doctor.machine import (
     Machine,
     Processors,
 )
+from ascend_suite.versions import installed_version
 
 __all__ = ["SECONDS", "read_machine"]
 
@@ -49,16 +50,14 @@ def read_machine(
     return Machine(
         system=" ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
         python=platform.python_version(),
-        packages={
-            name: _software.version_of(name) for name in wanted if name.startswith("ascend-")
-        },
+        packages={name: installed_version(name) for name in wanted if name.startswith("ascend-")},
         wanted=wanted,
         features=features,
         features_failure=features_failure,
         torch=_library("torch", torch),
         torch_npu=_torch_npu(answers["npu"]),
         megatron=_library("megatron-core", answers.get("megatron", Answer())),
-        triton=Library(version=_software.version_of("triton")),
+        triton=Library(version=installed_version("triton")),
         accelerators=tuple(_accelerator(kind, torch, answers[kind]) for kind in _KINDS),
         pci=_system.pci_devices(),
         cann=_software.cann(),
@@ -83,7 +82,7 @@ def _ask(
 ) -> dict[str, Answer]:
     """Ask what there is something to ask about; nothing is page-locked without a device."""
     left_out = {"pinning"}
-    if _software.version_of("megatron-core") is None:
+    if installed_version("megatron-core") is None:
         left_out.add("megatron")
     asked = {name: q for name, q in questions.items() if name not in left_out}
     answers = ask_aside(asked, seconds=seconds, first="torch")
@@ -94,13 +93,13 @@ def _ask(
 
 def _library(distribution: str, answer: Answer) -> Library:
     """What is installed as a distribution, and whether it answered; its own word comes first."""
-    version = (answer.value or {}).get("version") or _software.version_of(distribution)
+    version = (answer.value or {}).get("version") or installed_version(distribution)
     return Library(version=version, failure=None if version is None else answer.failure)
 
 
 def _torch_npu(answer: Answer) -> Library:
     """The question about NPUs loads torch_npu: what it says of an import is torch_npu's failure."""
-    version = _software.version_of("torch-npu")
+    version = installed_version("torch-npu")
     if version is None:
         return Library()
     reason = answer.failure or (answer.value or {}).get("unavailable") or ""
