@@ -30,7 +30,12 @@ class Parameters:
     def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
         self.names = list(named)
         self._all = [weakref.ref(parameter) for parameter in named.values()]
+        self._number_of = {id(parameter): n for n, parameter in enumerate(named.values())}
         self._none = nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
+
+    def __contains__(self, parameter: object) -> bool:
+        number = self._number_of.get(id(parameter))  # that of one that has died may come again
+        return number is not None and self._all[number]() is parameter
 
     def __len__(self) -> int:
         return len(self._all)

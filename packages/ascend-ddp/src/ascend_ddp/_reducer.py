@@ -354,12 +354,12 @@ class Reducer:
         )
 
     def _refuse_unknown(self, parameters: Iterable[nn.Parameter]) -> None:
-        known = set(map(id, self.parameters))
-        if all(id(parameter) in known or not parameter.requires_grad for parameter in parameters):
+        known = self.parameters
+        if all(parameter in known or not parameter.requires_grad for parameter in parameters):
             return
         chunk = self.chunk()
         assert chunk is not None
-        name = next(n for n, p in chunk.named_parameters() if id(p) not in known)
+        name = next(n for n, p in chunk.named_parameters() if p not in known)
         raise ConfigError(
             f"{name} was given to the model after reduce_gradients.",
             why="nobody reduces its gradient, and ranks would come to differ.",
