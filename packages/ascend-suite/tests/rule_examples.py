@@ -69,6 +69,7 @@ OF_SOFTWARE: dict[str, Pair] = {
     "software/no-cann": differ(
         is_on={"device": "npu", "cann_version": None}, but={"cann_version": "8.3.RC1"}
     ),
+    "software/cann": (plan(cann_version="8.3.RC1"), plan(cann_version="8.5.0")),
 }
 
 OF_PAIRS: dict[str, Pair] = {

@@ -201,6 +201,22 @@ def test_here_checks_against_what_is_installed(
     assert code == 1 and "the suite needs torch" in out
 
 
+def test_here_looks_for_cann(
+    invoke: Invoke, write: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ascend_suite.versions.installed_version", {"torch-npu": "2.13.0"}.get)
+    path = write('[swap-optimizer]\n[training]\ndevice = "npu"\n')
+    for variable in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert "CANN was not found" in invoke("check", path, "--here")[1]
+    home = tmp_path / "cann"
+    (home / "aarch64-linux").mkdir(parents=True)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
+    assert "CANN" not in invoke("check", path, "--here")[1]
+    (home / "aarch64-linux/ascend_toolkit_install.info").write_text("version=8.2.RC1\n")
+    assert "CANN is older" in invoke("check", path, "--here")[1]
+
+
 def test_a_rule_that_can_be_allowed_is_allowed(invoke: Invoke, write: Callable[[str], str]) -> None:
     path = write("[recompute-layers]\n[swap-attention]\n")
     code, out, _ = invoke("check", path, "--json")

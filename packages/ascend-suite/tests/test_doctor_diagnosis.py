@@ -48,7 +48,7 @@ GOOD = Machine(
         Accelerator(kind="cuda", unavailable="the accelerator of this build of torch is 'npu'."),
     ),
     pci=(PciDevice(address="0000:c1:00.0", kind="npu", node=1),),
-    cann=Cann(home="/cann", installed="/cann", version="8.3.RC1", driver="25.2"),
+    cann=Cann(home="/cann", installed="/cann", version="8.5.0", driver="25.2"),
     memory=HostMemory(total_bytes=1536 * GIB, available_bytes=1500 * GIB),
     processors=Processors(count=8, allowed=frozenset(range(4, 8)), threads=4),
     nodes=NODES,
@@ -112,8 +112,10 @@ CASES = [
     (changed(torch_npu=Library(version="2.12.0")), "torch-npu-release", "error", "2.12.0"),
     (changed(cann=Cann(installed="/usr/local/Ascend/ascend-toolkit/latest")), "cann", "error",
      "this process does not know of it"),
+    (changed(cann=Cann(home="/cann", version="8.3.RC1")), "cann-release", "warning", "8.3.RC1"),
     (changed(megatron=Library(version="0.16.1", failure="ImportError: no")), "megatron-core",
      "warning", "cannot be imported"),
+    (changed(torch=Library(version="2.13.0rc2")), "torch", "warning", "PyTorch is 2.13.0rc2"),
     (changed(megatron=Library(version="0.17.0")), "megatron-core-release", "note", "0.17.0"),
     (changed(compiler=Compiler(failure="there is no C compiler")), "compiler", "warning",
      "cannot be compiled"),
@@ -210,7 +212,7 @@ def test_the_facts_are_json_and_lines_of_text() -> None:
     }
     lines = dict(as_lines(GOOD))
     assert lines["npu"] == "8 x Ascend910B2, 64.0 GiB"
-    assert lines["CANN"] == "8.3.RC1 in /cann, driver 25.2"
+    assert lines["CANN"] == "8.5.0 in /cann, driver 25.2"
     assert lines["NUMA"] == "2 nodes, this process on 1, accelerators at 1"
     assert "ulimit -l unlimited" in lines["pinned memory"]
     assert as_lines(on_cuda()) != as_lines(GOOD)

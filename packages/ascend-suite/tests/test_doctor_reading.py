@@ -107,14 +107,17 @@ def test_cann_is_found_where_its_variable_points_and_in_its_usual_place(tmp_path
         {
             f"{latest}/version.cfg": "[x]\ntoolkit_installed_version=[8.3.0:8.3.RC1]\n",
             "usr/local/Ascend/driver/version.info": "Version=25.2.0\n",
-            "opt/cann/compiler/version.info": "Version=8.5.0\n",
+            "opt/cann/x86_64-linux/ascend_toolkit_install.info": "path=/opt\nversion=8.5.0\n",
+            "opt/older/compiler/version.info": "Version=7.7.0.5.238\nversion_dir=8.2.RC1\n",
+            "opt/unknown/compiler/version.info": "Version=7.7.0.5.238\n",
         },
     )
     found = _software.cann({}, root)
     assert found.home is None and found.installed == str(root / latest)
     assert (found.version, found.driver) == ("8.3.RC1", "25.2.0")
-    found = _software.cann({"ASCEND_HOME_PATH": str(root / "opt/cann")}, root)
-    assert (found.home, found.version) == (str(root / "opt/cann"), "8.5.0")
+    for home, version in (("opt/cann", "8.5.0"), ("opt/older", "8.2.RC1"), ("opt/unknown", None)):
+        found = _software.cann({"ASCEND_HOME_PATH": str(root / home)}, root)
+        assert (found.home, found.version) == (str(root / home), version)
     assert _software.cann({}, tmp_path / "empty").installed is None
 
 

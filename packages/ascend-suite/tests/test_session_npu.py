@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from ascend_core.device import available_backends
+from ascend_suite._facts import found_facts
 
 pytestmark = pytest.mark.skipif(
     "npu" not in available_backends() or "ASCENDSIM_SCHEDULE" not in os.environ,
@@ -46,3 +48,23 @@ def test_a_model_that_does_not_tell_its_shape_is_told_what_to_do() -> None:
     first, *notes = said("unknown", "96M")
     assert first == "out of memory"
     assert any("does not tell its layers" in note and "shape=ModelShape" in note for note in notes)
+
+
+def test_the_operators_of_torch_npu_are_known() -> None:
+    found = found_facts([nn.Linear(2, 2).to("npu")], None)
+    assert found["device"] == "npu"
+    operators = found["npu_operators"]
+    assert isinstance(operators, tuple)
+    assert {"npu_swiglu", "npu_rms_norm", "npu_fusion_attention_v2"} <= set(operators)
+    assert "linear" not in operators
+
+
+def test_the_version_of_cann_is_said_where_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 2).to("npu")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert "cann_version" not in found_facts([model], None)
+    (tmp_path / "aarch64-linux").mkdir()
+    (tmp_path / "aarch64-linux/ascend_toolkit_install.info").write_text("version=8.5.0\n")
+    assert found_facts([model], None)["cann_version"] == "8.5.0"

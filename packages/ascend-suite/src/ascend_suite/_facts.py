@@ -16,6 +16,7 @@ from torch import distributed, nn, optim
 from ascend_core.device import device_of
 from ascend_core.errors import ConfigError
 from ascend_core.optim.rules import rule_for
+from ascend_suite.doctor._software import cann
 from ascend_suite.finding import Finding, Severity
 from ascend_suite.versions import installed_versions
 
@@ -39,6 +40,8 @@ def found_facts(
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
     if parameters:
         facts["device"] = device_of(parameters[0]).type
+        if facts["device"] == "npu":
+            facts.update(_of_npu())
         facts.update(_of_parameters(chunks, parameters))
     facts.update(_of_modules(list(chain.from_iterable(chunk.modules() for chunk in chunks))))
     if optimizer is not None:
@@ -64,6 +67,17 @@ def contradictions(stated: Mapping[str, object], found: Mapping[str, object]) ->
 def _world_size() -> int:
     started = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if started else 1
+
+
+def _of_npu() -> dict[str, object]:
+    # That CANN is there shows in that the device works; where its version is not known, none is.
+    version = cann().version
+    names = torch._C._dispatch_get_all_op_names()
+    operators = {name[5:].partition(".")[0] for name in names if name.startswith("npu::")}
+    return {
+        "npu_operators": tuple(sorted(operators)),
+        **({} if version is None else {"cann_version": version}),
+    }
 
 
 def _of_parameters(

@@ -13,7 +13,10 @@ import re
 from functools import total_ordering
 from importlib import metadata
 
-__all__ = ["Version", "installed_version", "installed_versions"]
+__all__ = ["OLDEST_CANN", "Version", "installed_version", "installed_versions"]
+
+OLDEST_CANN = "8.5"
+"""That of the table in torch_npu 2.13.0's description, for every PyTorch from 2.9 on."""
 
 _DISTRIBUTIONS = {
     "torch_version": "torch",
@@ -58,6 +61,11 @@ class Version:
             numbers.pop()
         stage = _STAGES.get((match["stage"] or "").lower(), 0)
         return cls(tuple(numbers), stage, int(match["count"] or 0) if stage else 0)
+
+    @property
+    def series(self) -> tuple[int, int]:
+        """The first two numbers: what 2.13.0 and 2.13.1 have in common."""
+        return (*self.numbers, 0, 0)[0], (*self.numbers, 0, 0)[1]
 
     def __lt__(self, other: Version) -> bool:
         return self._order() < other._order()

@@ -142,6 +142,13 @@ def _order_of(plan: Plan) -> tuple[str, ...]:
 
 def _facts_of_this_machine() -> Mapping[str, object]:
     """What a plan may say of versions and limits, as far as it is known without loading torch."""
+    from ascend_suite.doctor._software import cann
     from ascend_suite.doctor._system import host_memory
 
-    return {**installed_versions(), "pinned_limit_bytes": host_memory().memlock_bytes}
+    found = cann()
+    there = found.home is not None or found.installed is not None
+    return {
+        **installed_versions(),
+        "pinned_limit_bytes": host_memory().memlock_bytes,
+        **({} if there and found.version is None else {"cann_version": found.version}),
+    }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ascend_suite.doctor.machine import Kind, Machine
 from ascend_suite.finding import Finding, Severity
+from ascend_suite.versions import OLDEST_CANN, Version
 
 __all__ = ["cann", "devices", "operators", "triton"]
 
@@ -19,9 +20,22 @@ _OPERATORS = {
 
 
 def cann(machine: Machine) -> Iterator[Finding]:
-    """CANN that is installed and not set up, where torch_npu wants it."""
+    """CANN that is not set up, or is old, where torch_npu wants it."""
     cann = machine.cann
-    if machine.torch_npu.version and cann.home is None and cann.installed is not None:
+    if not machine.torch_npu.version:
+        return
+    version, oldest = Version.of(cann.version), Version.of(OLDEST_CANN)
+    if version and oldest and version < oldest:
+        yield Finding(
+            Severity.WARNING,
+            "CANN",
+            f"CANN is {cann.version}.",
+            why=f"torch_npu names CANN {OLDEST_CANN}.0 for torch 2.9 and newer: operators that it "
+            "calls may be missing.",
+            instead=f"install CANN {OLDEST_CANN}.0 or newer.",
+            rule="machine/cann-release",
+        )
+    if cann.home is None and cann.installed is not None:
         yield Finding(
             Severity.ERROR,
             "CANN",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ascend_suite.doctor.machine import Machine
 from ascend_suite.finding import Finding, Severity
+from ascend_suite.versions import Version
 
 __all__ = ["compiler", "features", "megatron", "packages", "torch", "torch_npu"]
 
@@ -78,7 +78,8 @@ def torch_npu(machine: Machine) -> Iterator[Finding]:
             instead=_way_to_torch_npu(machine),
             rule="machine/torch-npu",
         )
-    if npu.version and torch.version and _release(npu.version)[:2] != _release(torch.version)[:2]:
+    built_for, there = Version.of(npu.version), Version.of(torch.version)
+    if built_for and there and built_for.series != there.series:
         yield Finding(
             Severity.ERROR,
             "torch_npu",
@@ -110,7 +111,7 @@ def megatron(machine: Machine) -> Iterator[Finding]:
             instead="repair it where you train with it; plain PyTorch needs none.",
             rule="machine/megatron-core",
         )
-    elif library.version is not None and _release(library.version) != _release(_MEGATRON):
+    elif library.version is not None and Version.of(library.version) != Version.of(_MEGATRON):
         yield Finding(
             Severity.NOTE,
             "megatron-core",
@@ -146,13 +147,9 @@ def compiler(machine: Machine) -> Iterator[Finding]:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Whether a version is `==` or `>=` another by its numbers; the suite declares nothing else."""
-    relation, number = wanted[:2], wanted[2:].split(",")[0]
+    """Whether a version is `==` or `>=` another ; the suite declares nothing else."""
+    relation, number = wanted[:2], wanted[2:].split(",")[0].strip()
     if relation == "==":
-        return version.partition("+")[0] == number.strip()
-    return relation != ">=" or _release(version) >= _release(number)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"\s*(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in match[1].split(".")) if match else ()
+        return version.partition("+")[0] == number
+    here, oldest = Version.of(version), Version.of(number)
+    return relation != ">=" or here is None or oldest is None or here >= oldest

@@ -84,9 +84,18 @@ def _usual_toolkits(root: Path) -> Iterator[Path]:
 
 
 def _toolkit_version(toolkit: Path) -> str | None:
-    names = ("version.cfg", "compiler/version.info", "runtime/version.info")
-    keys = ("toolkit_installed_version", "toolkit_running_version", "Version")
-    found = (_entry(toolkit / name, key) for name in names for key in keys)
+    """Read the toolkit's version where its installer writes it.
+
+    `Version` in a component's version.info counts otherwise: 7.7 is a part of CANN 8.2.
+    """
+    installed = sorted(toolkit.glob("*-linux/ascend_toolkit_install.info"))
+    places = [(path, "version") for path in installed]
+    places += [
+        (toolkit / "version.cfg", "toolkit_installed_version"),
+        (toolkit / "version.cfg", "toolkit_running_version"),
+        (toolkit / "compiler/version.info", "version_dir"),
+    ]
+    found = (_entry(path, key) for path, key in places)
     return next((version for version in found if version), None)
 
 

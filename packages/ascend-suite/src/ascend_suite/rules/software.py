@@ -6,6 +6,7 @@ from ascend_suite.finding import Severity
 from ascend_suite.predicate import All, AnyOf, Not
 from ascend_suite.rule import Rule
 from ascend_suite.rules.conditions import training
+from ascend_suite.versions import OLDEST_CANN
 
 __all__ = ["SOFTWARE_RULES"]
 
@@ -79,5 +80,16 @@ SOFTWARE_RULES = (
         because="torch_npu calls it for every kernel and copy.",
         instead="install CANN, and source its set_env.sh.",
         source="compatibility",
+    ),
+    Rule(
+        id="software/cann",
+        subject="cann_version",
+        relation="requires",
+        fires_when=training("cann_version").older_than(OLDEST_CANN),
+        what="CANN is older than the one that torch_npu names for torch 2.9 and newer.",
+        because="operators that torch_npu calls may not be in it.",
+        instead="install CANN 8.5.0 or newer.",
+        source="the table of versions in torch_npu 2.13.0's description",
+        severity=Severity.WARNING,
     ),
 )
