@@ -1,6 +1,6 @@
 """Draw what a command prints on a terminal as an SVG, colours included.
 
-python tools/terminal_picture.py docs/figures/check.svg -- ascend-suite check plan.toml
+python docs/_ext/terminal.py docs/figures/terminal-check.svg -- ascend-suite check plan.toml
 """
 
 from __future__ import annotations
