@@ -184,6 +184,52 @@ def test_what_is_likely_not_meant_is_a_warning() -> None:
     assert Plan.from_flags(argv).training["num_layers"] == 3
 
 
+def test_a_command_line_may_go_on_in_further_lines() -> None:
+    argv = "--bf16 \\\n  --num-layers 2 \\\r\n  --swap-optimizer\n"
+    plan, found = read_flags(argv)
+    assert not found
+    assert plan.training["num_layers"] == 2
+    assert plan.features.keys() == {"swap-optimizer"}
+
+
+def test_a_quotation_that_does_not_end_is_a_finding() -> None:
+    plan, [found] = read_flags("--bf16 --save 'my runs --swap-optimizer")
+    assert not plan.features
+    assert "quotation" in found.what
+
+
+def test_a_short_flag_of_a_script_is_no_value_of_the_flag_before() -> None:
+    plan, found = read_flags("-a resnet --bf16 -b 256 --clip-grad -1.5", framework="pytorch")
+    assert not found
+    assert plan.training == {"framework": "pytorch", "bf16": True, "clip_grad": -1.5}
+
+
+def test_a_number_that_is_none_is_read() -> None:
+    """It is not equal to itself, and was taken for given twice."""
+    assert "loss_scale" in Plan.from_flags("--loss-scale nan").training
+
+
+@pytest.mark.parametrize(
+    ("flag", "severity", "instead"),
+    [
+        ("--swap-optim", Severity.ERROR, "did you mean --swap-optimizer?"),
+        ("--recompute-act", Severity.ERROR, "did you mean --recompute-activation-function?"),
+        ("-swap-optimizer", Severity.ERROR, "did you mean --swap-optimizer?"),
+        ("--no-swap-optimizer", Severity.ERROR, "leave --swap-optimizer out: it is off without."),
+        ("--rope-fusion", Severity.WARNING, "so without --no-rope-fusion."),
+        ("--enable-gloo-process-groups", Severity.WARNING, "--disable-gloo-process-groups."),
+        ("--gated-linear-unit", Severity.WARNING, "did you mean --swiglu?"),
+        ("--virtual-pipeline-model-parallel-size", Severity.WARNING, "--num-virtual-stages-per"),
+    ],
+)
+def test_what_is_suggested_means_what_was_meant(
+    flag: str, severity: Severity, instead: str
+) -> None:
+    [found] = read_flags(flag)[1]
+    assert found.severity is severity
+    assert instead in str(found.instead)
+
+
 OTHERS = """
     --recompute-activations --overlap-param-gather-with-optimizer-step --lr --train-samples
     --no-load-rng --no-save-rng --save-interval --use-checkpoint-args
@@ -194,6 +240,7 @@ OTHERS = """
     --use-fused-ring-attention-update --use-fused-moe-token-permute-and-unpermute
     --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16 --mtp-loss-scaling-factor
     --encoder-num-layers --decoder-num-layers --use-torch-optimizer-for-cpu-offload
+    -m -b --swap --recompute
     --attention-backend --distributed-backend --wgrad-deferral-limit --moe-layer-recompute
 """
 

@@ -6,7 +6,7 @@ Not `argparse`, which stops at the first fault, and knows nothing of flags that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ascend_suite._kinds import fits, in_words, meant_by, words_of
@@ -57,7 +57,7 @@ class FlagParser:
             argv: The flags, or a command line of them. The last counts of those given twice.
         """
         given: dict[str, object] = {}
-        for flag, words in flags_of(argv):
+        for flag, words in self._split(argv):
             argument = self._known.get(flag)
             if argument is None:
                 self._unknown(flag)
@@ -65,7 +65,7 @@ class FlagParser:
             value = self._value(flag, argument, words)
             if value is None:
                 continue
-            if given.get(argument.attribute, value) != value:
+            if argument.attribute in given and given[argument.attribute] != value:
                 self._note(
                     Severity.WARNING,
                     flag,
@@ -75,6 +75,15 @@ class FlagParser:
                 )
             given[argument.attribute] = value
         return given
+
+    def _split(self, argv: Sequence[str] | str) -> list[tuple[str, list[str]]]:
+        try:
+            return list(flags_of(argv))
+        except ValueError:
+            what = "the command line holds a quotation that does not end."
+            why = "where its words begin and end is not known then."
+            self._note(Severity.ERROR, "flags", what, why, "close it, or give a list of words.")
+            return []
 
     def _value(self, flag: str, argument: _Argument, words: list[str]) -> object | None:
         if argument.type is None:
@@ -106,15 +115,52 @@ class FlagParser:
             (self._features, Severity.ERROR),
             (self._known, Severity.WARNING),
         ):
-            near = nearest(flag, names, cutoff=_ALIKE, within=False)
-            if near is not None:
+            instead = self._meant(flag, names)
+            if instead is not None:
                 what = f"there is no flag {flag} that is known here."
-                instead = f"did you mean {near}?"
                 self._note(severity, flag, what, "it looks like one that is.", instead)
                 return
 
+    def _meant(self, flag: str, names: Collection[str]) -> str | None:
+        """What to write instead of an unknown flag; None where none of the names was meant."""
+        bare = _bare(flag)
+        if bare in _ON_WITHOUT and _ON_WITHOUT[bare] in names:
+            return f"leave it out: that is so without {_ON_WITHOUT[bare]}."
+        if bare.startswith("no-") and f"--{bare.removeprefix('no-')}" in self._features:
+            return f"leave --{bare.removeprefix('no-')} out: it is off without."
+        if bare in _BY_NAME and _BY_NAME[bare] in names:
+            return f"did you mean {_BY_NAME[bare]}?"
+        near = nearest(flag, names, cutoff=_ALIKE, within=False) or self._begun(flag)
+        return None if near is None else f"did you mean {near}?"
+
+    def _begun(self, flag: str) -> str | None:
+        """The feature's flag that another one is the beginning of, as `argparse` may take it."""
+        begun = [name for name in self._features if "-" in _bare(flag) and name.startswith(flag)]
+        return min(begun, key=len, default=None)
+
     def _note(self, severity: Severity, flag: str, what: str, why: str, instead: str) -> None:
         self.found.append(Finding(severity, flag, what, why, instead))
+
+
+def _bare(flag: str) -> str:
+    return flag.lstrip("-").lower().replace("_", "-")
+
+
+_OF_SCRIPTS = tuple(option for option in VOCABULARY.values() if option.origin != "fact")
+_ON_WITHOUT = {
+    _bare(option.off).removeprefix("no-").replace("disable-", "enable-"): option.off
+    for option in _OF_SCRIPTS
+    if option.off is not None
+}
+"""Flags that turn off what is on without them, by the name of a flag that would turn it on."""
+_BY_NAME = {
+    _bare(name): option.flag
+    for option in _OF_SCRIPTS
+    if option.flag is not None
+    for name in (option.name, option.attribute)
+    if f"--{_bare(name)}" != option.flag
+}
+"""The flag of an option whose flag is not called what the option is."""
 
 
 def _arguments() -> Iterator[tuple[str, _Argument]]:

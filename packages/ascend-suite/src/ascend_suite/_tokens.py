@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
 __all__ = ["flags_of"]
+
+_FLAG = re.compile(r"--.|-[A-Za-z]", re.DOTALL)
+_CONTINUED = re.compile(r"\\\r?\n")
 
 
 def flags_of(argv: Sequence[str] | str) -> Iterator[tuple[str, list[str]]]:
     """Each flag with the words behind it, up to the next one.
 
     Args:
-        argv: The words, or a command line of them.
+        argv: The words, or a command line of them. A flag of one dash is one, and a negative number
+            is none.
+
+    Raises:
+        ValueError: When a quotation of a command line is not closed.
     """
-    words = shlex.split(argv) if isinstance(argv, str) else [str(word) for word in argv]
+    words = _words(argv) if isinstance(argv, str) else [str(word) for word in argv]
     flag: str | None = None
     following: list[str] = []
     for word in words:
-        if word.startswith("--") and len(word) > len("--"):
+        if _FLAG.match(word):
             if flag is not None:
                 yield flag, following
             flag, equals, value = word.partition("=")
@@ -27,3 +35,8 @@ def flags_of(argv: Sequence[str] | str) -> Iterator[tuple[str, list[str]]]:
             following.append(word)
     if flag is not None:
         yield flag, following
+
+
+def _words(line: str) -> list[str]:
+    """The words of a command line; what goes on behind a backslash is one line, as in a shell."""
+    return shlex.split(_CONTINUED.sub("", line))
