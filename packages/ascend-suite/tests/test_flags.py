@@ -199,14 +199,26 @@ def test_a_quotation_that_does_not_end_is_a_finding() -> None:
 
 
 def test_a_short_flag_of_a_script_is_no_value_of_the_flag_before() -> None:
-    plan, found = read_flags("-a resnet --bf16 -b 256 --clip-grad -1.5", framework="pytorch")
+    plan, found = read_flags("-a resnet --bf16 -b 256 --clip-grad 1.5", framework="pytorch")
     assert not found
-    assert plan.training == {"framework": "pytorch", "bf16": True, "clip_grad": -1.5}
+    assert plan.training == {"framework": "pytorch", "bf16": True, "clip_grad": 1.5}
 
 
-def test_a_number_that_is_none_is_read() -> None:
-    """It is not equal to itself, and was taken for given twice."""
-    assert "loss_scale" in Plan.from_flags("--loss-scale nan").training
+def test_a_number_that_is_none_is_a_finding() -> None:
+    assert set(subjects("--loss-scale nan --clip-grad -1")) == {
+        "training.loss_scale",
+        "training.clip_grad",
+    }
+
+
+def test_a_framework_that_is_none_is_a_finding() -> None:
+    """No rule of a framework would be asked."""
+    framework: Any = "jax"
+    for _, found in (
+        read_flags("--bf16", framework=framework),
+        read_namespace(namespace(), framework=framework),
+    ):
+        assert [one.subject for one in found] == ["training.framework"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import subprocess
 import sys
@@ -146,6 +147,24 @@ def test_a_plan_with_many_faults_tells_of_each() -> None:
         ({"training": {"swap_modules": "a"}}, "training.swap_modules", "swap-attention"),
         ({"training": {"bf_16": True}}, "training.bf_16", "did you mean bf16?"),
         ({"training": {"num_experts": 8}}, "training.num_experts", "num_moe_experts"),
+        ({"training": {"fp8_format": "e4m3"}}, "training.fp8_format", "it is called fp8 here"),
+        (
+            {"training": {"no_rope_fusion": True}},
+            "training.no_rope_fusion",
+            "write apply_rope_fusion = false.",
+        ),
+        (
+            {"training": {"--disable-bias-linear": True}},
+            "training.--disable-bias-linear",
+            "write add_bias_linear = false.",
+        ),
+        ({"training": {"num_layers": -1}}, "training.num_layers", "give such a number"),
+        ({"training": {"clip_grad": math.nan}}, "training.clip_grad", "give such a number"),
+        (
+            {"training": {"context_parallel_size": 0}},
+            "training.context_parallel_size",
+            "give such a number",
+        ),
         ({"training": {"zzz": 8}}, "training.zzz", "no rule reads it"),
         ({"training": 3}, "training", "[training]"),
         ({"training": {"bf16": "true"}}, "training.bf16", "write true, without quotes"),
@@ -369,8 +388,8 @@ CONFIGS = {
 }
 TRAINING = {
     "bf16": st.booleans(),
-    "num_layers": st.integers(),
-    "clip_grad": st.floats(allow_nan=False),
+    "num_layers": st.integers(min_value=0),
+    "clip_grad": st.floats(min_value=0),
     "recompute_granularity": st.sampled_from([None, "full", "selective"]),
     "recompute_modules": st.none() | st.lists(st.sampled_from(["mlp", "moe"])).map(tuple),
     "optimizer": st.text(),
@@ -390,6 +409,29 @@ PLANS = st.builds(
 def test_a_plan_is_the_same_after_it_was_written_and_read(plan: Plan, full: bool) -> None:
     assert Plan.from_mapping(plan.to_mapping(full=full)) == plan
     assert Plan.from_mapping(tomllib.loads(plan.to_toml(full=full))) == plan
+
+
+def test_a_plan_of_lists_and_paths_is_that_of_a_file() -> None:
+    layers = [1, 2]
+    configs = SwapOptimizerConfig(disk=Path("/data")), RecomputeNormConfig(layers=layers)
+    plan = Plan.of(*configs, training={"recompute_modules": ["mlp"]})
+    assert Plan.from_mapping(tomllib.loads(plan.to_toml())) == plan
+    layers.append(3)
+    assert plan.features["recompute-norm"].layers == (1, 2)
+
+
+def test_equal_plans_have_one_hash() -> None:
+    plans = [
+        Plan.of(RecomputeNormConfig(layers=[1]), SwapOptimizerConfig(), training={"bf16": True}),
+        Plan.of(SwapOptimizerConfig(), RecomputeNormConfig(layers=(1,)), training={"bf16": True}),
+    ]
+    assert len({*plans, Plan()}) == 2
+
+
+@pytest.mark.parametrize("tables", [None, [], 3, ["swap-optimizer"]])
+def test_what_is_no_table_of_tables_is_a_finding(tables: Any) -> None:
+    with pytest.raises(IncompatiblePlanError, match="a table of tables"):
+        Plan.from_mapping(tables)
 
 
 def test_a_plan_is_written_as_people_write_it() -> None:

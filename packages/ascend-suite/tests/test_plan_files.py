@@ -59,6 +59,10 @@ def test_an_empty_file_is_an_empty_plan(tmp_path: Path) -> None:
         ("p.json", "{", "cannot be read"),
         ("p.json", "[]", "holds a list"),
         ("p.yaml", "- a", "holds a list"),
+        ("p.yaml", "2026-11-30", "holds a single value"),
+        ("p.json", '"swap-optimizer"', "holds a text"),
+        ("p.toml", f"a = {'[' * 4000}{']' * 4000}", "cannot be read"),
+        ("p.json", "[" * 99_999 + "]" * 99_999, "cannot be read"),
         ("p.yaml", "allow: []\nallow: []", "gives 'allow' twice"),
         ("p.yaml", "training:\n  bf16: true\n  bf16: false\nallow: []", "gives 'bf16' twice"),
         ("p.json", '{"allow": [], "allow": []}', "gives 'allow' twice"),
@@ -74,6 +78,11 @@ def test_a_file_that_cannot_be_right_is_a_finding(
     plan, found = read_plan(path)
     assert not plan.features
     assert [what in finding.what for finding in found] == [True]
+
+
+def test_tables_that_are_left_empty_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("training:\nallow:\nswap-optimizer:\n", encoding="utf-8")
+    assert Plan.from_file(tmp_path / "p.yaml") == Plan.of(SwapOptimizerConfig())
 
 
 def test_a_file_that_is_not_there_or_no_text_is_a_finding(tmp_path: Path) -> None:

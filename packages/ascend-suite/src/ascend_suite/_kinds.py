@@ -120,10 +120,12 @@ def meant_by(text: str, kind: Any) -> object | None:
 
 
 def frozen(value: object) -> object:
-    """The value as a frozen config holds it: lists are tuples."""
-    if isinstance(value, list | tuple):
+    """The value as a frozen config holds it: lists are tuples, and paths are texts."""
+    if isinstance(value, tuple) and all(frozen(item) is item for item in value):
+        return value
+    if isinstance(value, list | tuple | range):
         return tuple(frozen(item) for item in value)
-    return value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 _WORDS: Mapping[Any, str] = {

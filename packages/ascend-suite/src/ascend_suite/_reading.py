@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ascend_core.errors import ConfigError
@@ -32,6 +32,9 @@ PACKAGES: Mapping[str, str] = {
     "swap-optimizer": "ascend-swap",
 }
 """The package that offers each feature of ours, for those that are not installed."""
+
+_FROM_ONE = ("parallel_size", "batch_size", "world_size")
+"""How options end of which there is at least one."""
 
 _SWITCHES = ("enable", "enabled", "on", "disable", "disabled")
 
@@ -61,9 +64,9 @@ class PlanReader:
             if key in self._features:
                 features.update(self.feature(key, value))
             elif key == "training":
-                training = self.training(value)
+                training = {} if value is None else self.training(value)
             elif key == "allow":
-                allow = self.allow(value)
+                allow = () if value is None else self.allow(value)
             elif key == "version":
                 self._version(value)
             else:
@@ -86,14 +89,14 @@ class PlanReader:
                     f"put all options into one {type(config).__name__}.",
                 )
             else:
-                features[name] = config
+                features[name] = _frozen_config(config)
         return features
 
     def feature(self, name: str, table: object) -> dict[str, Any]:
         """The config of one feature, by its name; empty where the table says nothing of it."""
         config = self._features[name].config
         if isinstance(table, config):
-            return {name: table}
+            return {name: _frozen_config(table)}
         if isinstance(table, bool):
             self.error(
                 name,
@@ -131,11 +134,11 @@ class PlanReader:
             if option is None:
                 self._unknown_training(name)
                 continue
-            if value == "none" and fits(None, option.type):
+            if isinstance(value, str) and value == "none" and fits(None, option.type):
                 known[name] = None  # TOML has no other way to say so
             elif not fits(value, option.type):
                 self._wrong_type(f"training.{name}", value, option.type)
-            elif self._has_known_items(name, value):
+            elif self._is_possible(name, value) and self._has_known_items(name, value):
                 known[name] = frozen(value)
         return known
 
@@ -202,10 +205,7 @@ class PlanReader:
         if not isinstance(name, str):
             self._unknown_key(name)
             return
-        arguments = {one.argument: one.name for one in VOCABULARY.values() if one.argument}
-        instead = self._elsewhere(name)
-        if instead is None and name in arguments:
-            instead = f"it is called {arguments[name]} here."
+        instead = self._elsewhere(name) or _BY_ARGUMENT.get(name.lstrip("-").replace("-", "_"))
         if instead is None:
             near = nearest(name, VOCABULARY)
             instead = "leave it out: no rule reads it." if near is None else f"did you mean {near}?"
@@ -258,6 +258,21 @@ class PlanReader:
         self.error(
             subject, f"{subject} is {value!r}.", f"it takes {in_words(kind)}.", _hint(value, kind)
         )
+
+    def _is_possible(self, name: str, value: object) -> bool:
+        """Whether a number may be what an option counts or measures; no option is below 0."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        from_one = name.endswith(_FROM_ONE)
+        possible = value >= 1 if from_one else value >= 0  # neither holds of NaN
+        if not possible:
+            self.error(
+                f"training.{name}",
+                f"training.{name} is {value!r}.",
+                f"it is a number {'above 0' if from_one else 'of 0 or above'}.",
+                "give such a number, or leave it out.",
+            )
+        return possible
 
     def _has_known_items(self, name: str, value: object) -> bool:
         known = VOCABULARY[name].items
@@ -320,6 +335,27 @@ class PlanReader:
             f"the configs of the installed features are {known}.",
             "give the config of a feature; other options go into training=.",
         )
+
+
+def _arguments() -> Iterator[tuple[str, str]]:
+    """What to write for the arguments and flags of training scripts that have other names here."""
+    for option in VOCABULARY.values():
+        if option.off is not None:
+            off = option.off.lstrip("-").replace("-", "_")
+            yield off, f"write {option.name} = false."
+        names = {option.argument, option.spelt and option.spelt.lstrip("-").replace("-", "_")}
+        for name in names - {None, option.name}:
+            yield str(name), f"it is called {option.name} here."
+
+
+_BY_ARGUMENT = dict(_arguments())
+
+
+def _frozen_config(config: Any) -> Any:
+    """The config with tuples for lists, and texts for paths: as a file gives it, and for good."""
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    changed = {name: frozen(value) for name, value in given.items() if frozen(value) is not value}
+    return dataclasses.replace(config, **changed) if changed else config
 
 
 def _refusal(config: type[Any], options: Mapping[str, object]) -> ConfigError | None:

@@ -42,6 +42,9 @@ def read_file(path: Path) -> tuple[Mapping[Any, object], list[Finding]]:
         content, repeated = parse(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         return {}, [_error(path, f"{path} cannot be read.", error.strerror, "check the path.")]
+    except RecursionError:
+        why = "its lists or tables are too deep; a plan is a table of tables."
+        return {}, [_error(path, f"{path} cannot be read.", why, "correct the file there.")]
     except ValueError as error:  # of decoding, and of all three parsers
         why = " ".join(str(error).split())
         return {}, [_error(path, f"{path} cannot be read.", why, "correct the file there.")]
@@ -57,7 +60,7 @@ def read_file(path: Path) -> tuple[Mapping[Any, object], list[Finding]]:
     if content is None:  # an empty file of YAML
         content = {}
     if not isinstance(content, Mapping):
-        what = f"{path} holds a {type(content).__name__}."
+        what = f"{path} holds {_NAMES.get(type(content), 'a single value')}."
         found.append(_error(path, what, "a plan is a table of tables.", "see the page of plans."))
         content = {}
     return content, found
@@ -114,6 +117,8 @@ def _repeated(keys: Any) -> Iterator[str]:
             yield str(key)
         seen.add(str(key))
 
+
+_NAMES: Mapping[type, str] = {list: "a list", str: "a text", int: "a number", float: "a number"}
 
 _FORMS: Mapping[str, Callable[[str], tuple[object, list[str]]]] = {
     ".toml": _toml,

@@ -82,7 +82,7 @@ def _defaults() -> dict[str, object]:
 
 def _plan(given: Mapping[str, object], framework: Framework) -> tuple[Plan, tuple[Finding, ...]]:
     reader = PlanReader()
-    training = {"framework": framework, **_derived(reader.training(_options(given)))}
+    training = _derived(reader.training({"framework": framework, **_options(given)}))
     tables = _Tables(reader, given, framework)
     tables.read()
     if framework == "pytorch":

@@ -48,6 +48,10 @@ class Plan:
         for name in ("features", "training"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
+    def __hash__(self) -> int:
+        parts = (frozenset(each.items()) for each in (self.features, self.training))
+        return hash((*parts, self.allow))
+
     def __reduce__(self) -> tuple[object, ...]:
         return Plan, (dict(self.features), dict(self.training), self.allow)
 
@@ -178,11 +182,16 @@ def read_plan(
     from ascend_suite._reading_files import read_file
 
     reader = PlanReader()
+    tables: Mapping[Any, object] = {}
     if isinstance(source, Mapping):
-        tables: Mapping[Any, object] = source
-    else:
+        tables = source
+    elif isinstance(source, str | os.PathLike):
         tables, found = read_file(Path(source))
         reader.found += found
+    else:
+        what = f"a plan was given {source!r} as its tables."
+        why, instead = "a plan is a table of tables.", "give a mapping, or the path of a file."
+        reader.error("plan", what, why, instead)
     return reader.plan(tables), tuple(reader.found)
 
 

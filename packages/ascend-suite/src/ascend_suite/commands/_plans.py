@@ -92,16 +92,22 @@ def _from_file(path: Path) -> Source:
     if not path.is_file():
         raise ConfigError(
             f"{path} cannot be read.",
-            why="it is a folder." if path.is_dir() else "there is no such file.",
+            why=_no_file(path),
             instead="check the path. Flags of a training script come behind two dashes.",
         )
     return Source(str(path), *read_plan(path))
 
 
+def _no_file(path: Path) -> str:
+    if path.is_dir():
+        return "it is a folder."
+    return "it is no regular file." if path.exists() else "there is no such file."
+
+
 def _from_standard_input() -> Source:
     try:
         tables: Mapping[str, object] = tomllib.loads(sys.stdin.buffer.read().decode())
-    except ValueError as error:  # also of decoding
+    except (ValueError, RecursionError) as error:  # also of decoding
         finding = Finding(
             Severity.ERROR,
             _STANDARD_INPUT,
