@@ -144,6 +144,9 @@ OF_OPTIMIZERS: dict[str, Pair] = {
         is_on={"optimizer_cpu_offload": True},
         but={"optimizer_cpu_offload": False},
     ),
+    "swap-optimizer/activations-on-the-host": differ(
+        "swap-optimizer", is_on={"cpu_offloading": True}, but={"cpu_offloading": False}
+    ),
     "swap-optimizer/precision-aware": differ(
         "swap-optimizer",
         is_on={"use_precision_aware_optimizer": True},
@@ -271,6 +274,14 @@ OF_ACTIVATIONS: dict[str, Pair] = {
     "swap-attention/cpu-offloading": differ(
         "swap-attention", is_on={"cpu_offloading": True}, but={"cpu_offloading": False}
     ),
+    "swap-attention/sharded-parameters": differ(
+        "swap-attention", is_on={"use_megatron_fsdp": True}, but={"use_megatron_fsdp": False}
+    ),
+    "swap-attention/optimizer-on-the-host": differ(
+        "swap-attention",
+        is_on={"optimizer_cpu_offload": True},
+        but={"optimizer_cpu_offload": False},
+    ),
     "swap-attention/gradient-checkpointing": differ(
         "swap-attention",
         is_on={"gradient_checkpointing": True},
@@ -297,6 +308,14 @@ OF_ACTIVATIONS: dict[str, Pair] = {
     "megatron/offload-modules": differ(
         is_on={"fine_grained_activation_offloading": True, "offload_modules": ("typo",)},
         but={"offload_modules": ("core_attn", "mlp_norm")},
+    ),
+    "megatron/offload-needs-modules": differ(
+        is_on={"fine_grained_activation_offloading": True, "offload_modules": ()},
+        but={"offload_modules": ("core_attn",)},
+    ),
+    "megatron/offload-modules-without-offload": differ(
+        is_on={"fine_grained_activation_offloading": False, "offload_modules": ("core_attn",)},
+        but={"offload_modules": ()},
     ),
     "megatron/offload-projection": differ(
         is_on={"fine_grained_activation_offloading": True, "offload_modules": ("attn_proj",)},
@@ -450,6 +469,17 @@ OF_MEGATRON: dict[str, Pair] = {
     "megatron/selective-has-no-number": differ(
         is_on=SELECTIVE | {"recompute_num_layers": 1}, but={"recompute_num_layers": None}
     ),
+    "megatron/selective-wins": differ(
+        is_on=FULL | {"recompute_activations": True}, but={"recompute_activations": False}
+    ),
+    "megatron/method-without-full": differ(
+        is_on={"recompute_granularity": None, "recompute_method": "block"}, but=FULL
+    ),
+    "pytorch/granularity": differ(is_on=PYTORCH | FULL, but=MEGATRON),
+    "megatron/distributed-activations-need-full": differ(
+        is_on={"distribute_saved_activations": True, "recompute_granularity": None},
+        but={"recompute_granularity": "full"},
+    ),
     "megatron/distributed-activations-and-sequences": differ(
         is_on={"distribute_saved_activations": True, "sequence_parallel": True},
         but={"sequence_parallel": False},
@@ -459,7 +489,7 @@ OF_MEGATRON: dict[str, Pair] = {
         but={"recompute_modules": ("mlp",)},
     ),
     "megatron/recompute-modules-without-selective": differ(
-        is_on=FULL | {"recompute_modules": ("mlp",)}, but=SELECTIVE
+        is_on=FULL | {"recompute_modules": ("mlp",)}, but={"recompute_modules": ("core_attn",)}
     ),
     "megatron/recompute-moe-act": differ(
         is_on=SELECTIVE | {"recompute_modules": ("moe_act",), "moe_grouped_gemm": False},
@@ -493,6 +523,7 @@ OF_MEGATRON: dict[str, Pair] = {
     "megatron/param-gather-muon": differ(
         is_on={"overlap_param_gather": True, "optimizer": "muon"}, but={"optimizer": "dist_muon"}
     ),
+    "megatron/muon": differ(is_on={"optimizer": "muon", "fp16": True}, but={"fp16": False}),
     "megatron/precision-aware": differ(
         is_on={"use_precision_aware_optimizer": True, "optimizer": "sgd"}, but={"optimizer": "adam"}
     ),
@@ -557,6 +588,9 @@ OF_OPERATORS: dict[str, Pair] = {
     ),
     "alibi/type": differ(
         is_on=ALIBI | {"alibi_fusion_attn_type": 2}, but={"alibi_fusion_attn_type": None}
+    ),
+    "alibi/unknown-type": differ(
+        is_on={"alibi_fusion_attn_type": 3}, but={"alibi_fusion_attn_type": 2}
     ),
     "alibi/npu-operator": differ(
         is_on=ALIBI | NO_SWIGLU, but={"npu_operators": ("npu_fusion_attention_v2",)}

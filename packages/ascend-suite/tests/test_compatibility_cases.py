@@ -9,13 +9,14 @@ import pytest
 
 from ascend_core.errors import ConfigError
 from ascend_ops.config import FusedOpsConfig
+from ascend_recompute.config import RecomputeActivationConfig, RecomputeNormConfig
 from ascend_suite.check import check
 from ascend_suite.finding import Finding, Severity
 from ascend_suite.plan import Plan
 from ascend_swap.config import SwapAttentionConfig, SwapOptimizerConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rule_examples import plan
+from rule_examples import BLOCK, FULL, SELECTIVE, plan
 
 GIB = 2**30
 
@@ -41,6 +42,82 @@ def test_cc_01_an_option_without_its_prerequisite_names_both() -> None:
 
 
 @pytest.mark.parametrize(
+    ("training", "rule"),
+    [
+        ({"fine_grained_activation_offloading": True, "offload_modules": None}, "offload-needs-"),
+        ({"distribute_saved_activations": True, "recompute_granularity": "selective"}, "need-full"),
+        ({"distribute_saved_activations": True, "tensor_model_parallel_size": 1}, "need-full"),
+        ({"recompute_granularity": "selective", "recompute_method": "block"}, "has-no-number"),
+        (
+            {"optimizer_cpu_offload": True, "fp8_param": True, "fp8_recipe": "mxfp8"},
+            "cpu-offload-needs-",
+        ),
+        (
+            {"overlap_param_gather_with_optimizer_step": True, "ckpt_format": "torch_dist"},
+            "param-gather-with-step",
+        ),
+        ({"delay_wgrad_compute": True, "transformer_impl": "inference_optimized"}, "delayed-"),
+        ({"optimizer": "dist_muon", "use_megatron_fsdp": True}, "megatron/muon"),
+        ({"optimizer": "muon", "use_distributed_optimizer": True}, "megatron/muon"),
+    ],
+)
+def test_cc_01_what_megatron_core_asserts_later_is_told_at_once(
+    training: dict[str, object], rule: str
+) -> None:
+    (found,) = errors(plan(**training))
+    assert rule in str(found)
+
+
+@pytest.mark.parametrize("granularity", [None, "full"])
+def test_cc_01_numbers_of_layers_without_full_recompute(granularity: str | None) -> None:
+    rule = "megatron/method-without-full"
+    given = plan(recompute_granularity=granularity, recompute_num_layers=2)
+    assert (rule in {one.rule for one in check(given)}) is (granularity is None)
+    swap = SwapAttentionConfig(recompute_num_layers=2)
+    given = plan(swap, recompute_granularity=None, recompute_num_layers=2)
+    assert rule not in {one.rule for one in check(given)}
+
+
+def test_cc_01_layer_wise_muon_gathers_weights() -> None:
+    muon = {"optimizer": "muon", "overlap_param_gather": True, "use_distributed_optimizer": False}
+    assert len(errors(plan(**muon))) == 2
+    assert errors(plan(**muon, use_layer_wise_distributed_optimizer=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        (plan(RecomputeActivationConfig(layers=(1,)), BLOCK), "recompute-activation/same-layers"),
+        (plan(RecomputeNormConfig(layers=(5, 0)), BLOCK), "recompute-norm/same-layers"),
+        (plan(RecomputeNormConfig(layers=(2,)), BLOCK), None),
+        (
+            plan(
+                SwapAttentionConfig(recompute_num_layers=2), RecomputeActivationConfig(layers=(1,))
+            ),
+            "swap-attention/mlp-recomputed-twice",
+        ),
+        (
+            plan(RecomputeNormConfig(layers=(1,)), **FULL, recompute_num_layers=2),
+            "recompute-norm/behind-full-layers",
+        ),
+        (plan(RecomputeNormConfig(layers=(2,)), **FULL, recompute_num_layers=2), None),
+    ],
+)
+def test_a_layer_by_its_place_is_not_recomputed_twice(given: Plan, rule: str | None) -> None:
+    assert errors(given) == ([] if rule is None else [rule])
+
+
+@pytest.mark.parametrize("module", ["mlp", "moe", "moe_act", "shared_experts"])
+def test_what_covers_the_same_values_takes_no_leave(module: str) -> None:
+    """The proof of the rule that can be allowed is one of attention's recompute alone."""
+    selective = plan("recompute-activation", **SELECTIVE, recompute_modules=("core_attn", module))
+    rule = "recompute-activation/selective"
+    assert errors(selective) == ["recompute-activation/same-values"]
+    allowed = Plan(selective.features, selective.training, allow=(rule,))
+    assert errors(allowed) == ["recompute-activation/same-values"]
+
+
+@pytest.mark.parametrize(
     ("given", "valid"),
     [
         (plan(recompute_granularity="selective", recompute_modules=("typo",)), "core_attn"),
@@ -55,7 +132,11 @@ def test_cc_03_an_unknown_module_lists_the_valid_ones(given: Plan, valid: str) -
 
 def test_cc_03_a_module_where_no_module_is_taken() -> None:
     full = plan(recompute_granularity="full", recompute_modules=("layernorm",))
-    assert of("megatron/recompute-modules-without-selective", full).severity is Severity.WARNING
+    found = of("megatron/recompute-modules-without-selective", full)
+    assert found.severity is Severity.ERROR
+    assert "mla_up_proj" in str(found.why)
+    default = plan(recompute_granularity=None, recompute_modules=("core_attn",))
+    assert errors(default) == []  # as megatron-core's config has it by itself
     with pytest.raises(ConfigError, match="swiglu and rms_norm"):
         FusedOpsConfig(operators=("typo",))
 
@@ -91,6 +172,13 @@ def test_cc_07_two_planners_of_one_host() -> None:
         assert errors(plan("swap-attention", **{option: True}))
     for option in ("optimizer_cpu_offload", "smart_swap"):
         assert errors(plan("swap-optimizer", **{option: True}))
+    for other, option in (
+        ("swap-optimizer", "cpu_offloading"),
+        ("swap-optimizer", "fine_grained_activation_offloading"),
+        ("swap-attention", "optimizer_cpu_offload"),
+    ):
+        (found,) = check(plan(other, **{option: True}, offload_modules=("core_attn",)))
+        assert (found.severity, found.rule[: len(other)]) == (Severity.WARNING, other)
 
 
 def test_cc_09_a_default_that_differs_from_the_one_before_is_told() -> None:

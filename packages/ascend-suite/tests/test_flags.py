@@ -22,6 +22,7 @@ from ascend_suite import IncompatiblePlanError, Plan, Severity
 from ascend_suite._kinds import hints_of
 from ascend_suite._reading import PACKAGES
 from ascend_suite._reading_flags import read_flags, read_namespace
+from ascend_suite.check import check
 from ascend_suite.flags import FEATURE_FLAGS
 from ascend_suite.integrations.megatron import add_arguments
 from ascend_suite.vocabulary import VOCABULARY
@@ -300,6 +301,34 @@ def test_what_megatron_core_makes_of_arguments_is_known() -> None:
     assert training["num_microbatches"] == 4
     assert training["recompute_granularity"] == "selective"
     assert training["bias_activation_fusion"] is False
+
+
+def test_gradients_of_bf16_are_added_up_in_fp32() -> None:
+    """As megatron-core's scripts have it unless they are told otherwise."""
+    assert Plan.from_flags("--bf16").training["grad_reduce_in_fp32"] is True
+    argv = "--bf16 --grad-reduce-in-bf16"
+    assert Plan.from_flags(argv).training["grad_reduce_in_fp32"] is False
+    assert Plan.from_flags("--fp16").training["grad_reduce_in_fp32"] is False
+    rule = "reuse-fp32-param/clip-grad"
+    plans = map(Plan.from_flags, ("--reuse-fp32-param --bf16", f"--reuse-fp32-param {argv}"))
+    assert [rule in {one.rule for one in check(plan)} for plan in plans] == [False, True]
+
+
+def test_a_number_of_layers_turns_transformer_engines_offload_on() -> None:
+    assert Plan.from_flags("--cpu-offloading-num-layers 2").training["cpu_offloading"] is True
+    assert Plan.from_flags("--cpu-offloading-num-layers 0").training["cpu_offloading"] is False
+
+
+def test_full_and_selective_recompute_are_not_given_together() -> None:
+    argv = "--recompute-activations --recompute-granularity full --recompute-method uniform "
+    found = {one.rule for one in check(Plan.from_flags(argv + "--recompute-num-layers 1"))}
+    assert "megatron/selective-wins" in found
+
+
+def test_in_plain_pytorch_weights_are_gathered_where_the_optimizer_is_divided() -> None:
+    _, [found] = read_flags("--overlap-param-gather --overlap-grad-reduce", framework="pytorch")
+    assert found.severity is Severity.ERROR
+    assert "--use-distributed-optimizer" in found.what
 
 
 def test_a_fusion_of_what_is_not_there_is_not_known() -> None:

@@ -57,6 +57,12 @@ SCRIPT_OPTIONS = (
         'The former way to ask for recompute_granularity="selective".',
     ),
     _script(
+        "grad_reduce_in_bf16",
+        bool,
+        False,
+        "With bf16 gradients are added up in BF16; grad_reduce_in_fp32 is on without it.",
+    ),
+    _script(
         "bias_gelu_fusion",
         bool,
         True,

@@ -86,7 +86,7 @@ def _plan(given: Mapping[str, object], framework: Framework) -> tuple[Plan, tupl
     tables = _Tables(reader, given, framework)
     tables.read()
     if framework == "pytorch":
-        _take_over(training, tables.features)
+        _take_over(training, tables.features, reader)
     if "swap-attention" in tables.features and training.get("recompute_granularity") != "full":
         number = training.get("recompute_num_layers")
         if number is not None:
@@ -114,6 +114,11 @@ def _derived(training: dict[str, object]) -> dict[str, object]:
     """What megatron-core's scripts make of the arguments."""
     if training.get("recompute_activations") and not training.get("recompute_granularity"):
         training["recompute_granularity"] = "selective"
+    if training.get("bf16") and training.get("grad_reduce_in_fp32") is False:
+        training["grad_reduce_in_fp32"] = not training.get("grad_reduce_in_bf16")
+    offloaded = training.get("cpu_offloading_num_layers")
+    if isinstance(offloaded, int) and offloaded > 0:
+        training["cpu_offloading"] = True
     gated = training.get("gated_linear_unit")
     fusion = "bias_swiglu_fusion" if gated else "bias_gelu_fusion"
     if gated is not None and fusion in training:
@@ -138,7 +143,9 @@ def _divide(training: dict[str, object], name: str, whole: str, parts: Sequence[
     training.setdefault(name, rest)
 
 
-def _take_over(training: dict[str, object], features: dict[str, dict[str, Any]]) -> None:
+def _take_over(
+    training: dict[str, object], features: dict[str, dict[str, Any]], reader: PlanReader
+) -> None:
     """What megatron-core would do itself, by our features: see the note above."""
     if training.get("recompute_granularity") == "full":
         names = {"method": "recompute_method", "num_layers": "recompute_num_layers"}
@@ -150,6 +157,13 @@ def _take_over(training: dict[str, object], features: dict[str, dict[str, Any]])
         features["shard-optimizer"]["overlap_param_gather"] = bool(gather)
         reduce = features.setdefault("reduce-gradients", {"overlap": False})
         reduce["mode"] = "reduce-scatter"
+    elif training.get("overlap_param_gather"):
+        reader.error(
+            "overlap_param_gather",
+            "--overlap-param-gather is given, and --use-distributed-optimizer is not.",
+            "weights are gathered where the optimizer is divided among the ranks.",
+            "give --use-distributed-optimizer too, or leave --overlap-param-gather out.",
+        )
 
 
 class _Tables:

@@ -196,6 +196,10 @@ class _Term:
         """It is a list that has an entry in common with another list."""
         return Compare(self, "shares an entry with", values)
 
+    def reaching_below(self, bound: object) -> Compare:
+        """It is a list of numbers, one of which at least is below `bound`."""
+        return Compare(self, "has an entry below", bound)
+
     def at_least(self, bound: object) -> Compare:
         """It is a number, not below `bound`."""
         return Compare(self, "is at least", bound)
@@ -371,6 +375,13 @@ def _share(left: object, right: object) -> bool | None:
     return None if ours is None or theirs is None else any(entry in theirs for entry in ours)
 
 
+def _has_below(left: object, right: object) -> bool | None:
+    entries = _entries(left)
+    if entries is None or not _is_number(right):
+        return None
+    return any(_is_number(entry) and entry < right for entry in entries)
+
+
 def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[object, object], bool | None]:
     def of(left: object, right: object) -> bool | None:
         return compare(left, right) if _is_number(left) and _is_number(right) else None
@@ -408,6 +419,7 @@ _RELATIONS: Mapping[str, Callable[[object, object], bool | None]] = {
     "has": _has,
     "lacks": _opposite(_has),
     "shares an entry with": _share,
+    "has an entry below": _has_below,
     "is at least": _ordered(operator.ge),
     "is more than": _ordered(operator.gt),
     "is less than": _ordered(operator.lt),

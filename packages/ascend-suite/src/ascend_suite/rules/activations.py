@@ -268,6 +268,44 @@ _SWAP = (
         scope="megatron-core",
     ),
     Rule(
+        id="swap-attention/sharded-parameters",
+        subject="swap-attention",
+        relation="conflicts",
+        fires_when=All(
+            On("swap-attention"),
+            AnyOf(
+                MEGATRON_FSDP,
+                training("deepspeed_zero_stage").at_least(3),
+                training("enable_zero3").equals(True),
+            ),
+        ),
+        what="swap-attention was not tested with Megatron-FSDP and ZeRO-3.",
+        because="weights are gathered and let go around each layer, in buffers of their own: what "
+        "is a weight, and what an activation, is not known there.",
+        instead="leave one of them off, or use torch's fully_shard, beside which it works.",
+        source="constraints 55, 115; refused until proven",
+    ),
+    Rule(
+        id="swap-attention/optimizer-on-the-host",
+        subject="swap-attention",
+        relation="conflicts",
+        fires_when=All(
+            On("swap-attention"),
+            AnyOf(
+                training("optimizer_cpu_offload").equals(True),
+                training("virtual_optimizer").differs(None),
+            ),
+        ),
+        what="swap-attention and another library's optimizer on the host share its memory, and "
+        "neither knows of the other.",
+        because="each takes what it can get, as if the other were not there.",
+        instead="use swap-optimizer, whose budget is checked together with swap-attention's; or "
+        "give host_budget what the other one leaves.",
+        source="CC-07",
+        scope="megatron-core",
+        severity=Severity.WARNING,
+    ),
+    Rule(
         id="swap-attention/gradient-checkpointing",
         subject="swap-attention",
         relation="conflicts",
@@ -362,11 +400,41 @@ _MEGATRON = (
         relation="value",
         fires_when=All(
             training("fine_grained_activation_offloading").equals(True),
+            training("offload_modules").differs(None),
             training("offload_modules").outside(_MODULES),
         ),
         what="offload_modules names a module that megatron-core cannot offload.",
         because=f"it knows {', '.join(_MODULES)}.",
         instead="use those names.",
+        source="constraints 119; CC-03",
+        scope="megatron-core",
+    ),
+    Rule(
+        id="megatron/offload-needs-modules",
+        subject="fine_grained_activation_offloading",
+        relation="requires",
+        fires_when=All(
+            training("fine_grained_activation_offloading").equals(True),
+            AnyOf(training("offload_modules").equals(None), training("offload_modules").equals(())),
+        ),
+        what="fine_grained_activation_offloading needs offload_modules.",
+        because=f"it moves what they name: {', '.join(_MODULES)}.",
+        instead="name modules, or leave fine_grained_activation_offloading off.",
+        source="constraints 119; CC-01",
+        scope="megatron-core",
+    ),
+    Rule(
+        id="megatron/offload-modules-without-offload",
+        subject="offload_modules",
+        relation="requires",
+        fires_when=All(
+            training("offload_modules").differs(None),
+            training("offload_modules").differs(()),
+            training("fine_grained_activation_offloading").equals(False),
+        ),
+        what="offload_modules does nothing without fine_grained_activation_offloading.",
+        because=f"modules ({', '.join(_MODULES)}) are what that moves.",
+        instead="set fine_grained_activation_offloading, or leave offload_modules out.",
         source="constraints 119; CC-03",
         scope="megatron-core",
     ),
@@ -413,7 +481,7 @@ _MEGATRON = (
         fires_when=All(
             training("delay_wgrad_compute").equals(True),
             AnyOf(
-                training("transformer_impl").equals("local"),
+                training("transformer_impl").differs("transformer_engine"),
                 All(
                     training("overlap_grad_reduce").equals(True),
                     training("transformer_engine_version").older_than("2.8.0"),

@@ -9,6 +9,7 @@ from ascend_suite.rules.conditions import MEGATRON_FSDP, ON_MEGATRON, training
 
 __all__ = ["GRADIENT_RULES"]
 
+_LAYER_WISE = training("use_layer_wise_distributed_optimizer").equals(True)
 _OTHER_FSDP = AnyOf(MEGATRON_FSDP, training("use_torch_fsdp2").equals(True))
 
 
@@ -164,6 +165,7 @@ _MEGATRON = (
             training("use_distributed_optimizer").equals(False),
             Unless(_OTHER_FSDP),
             Unless(training("optimizer").equals("dist_muon")),
+            Unless(_LAYER_WISE),
         ),
         what="overlap_param_gather needs use_distributed_optimizer.",
         because="with a whole optimizer on each rank there is nothing to gather.",
@@ -184,11 +186,13 @@ _MEGATRON = (
                     training("virtual_pipeline_model_parallel_size").equals(None),
                     Unless(training("num_layers_per_virtual_pipeline_stage").differs(None)),
                 ),
+                training("ckpt_format").within(("torch_dist", "zarr", "torch_dcp", "fsdp_dtensor")),
             ),
         ),
         what="overlap_param_gather_with_optimizer_step needs use_distributed_optimizer, "
-        "overlap_param_gather and virtual pipeline chunks.",
-        because="the weights of the first chunk are gathered while those of others are stepped.",
+        "overlap_param_gather, virtual pipeline chunks and ckpt_format='torch'.",
+        because="the weights of the first chunk are gathered while those of others are stepped; "
+        "megatron-core's distributed checkpoints do not know of it.",
         instead="set all of them, or leave overlap_param_gather_with_optimizer_step off.",
         source="constraints 70",
         scope="megatron-core",
@@ -198,12 +202,33 @@ _MEGATRON = (
         subject="overlap_param_gather",
         relation="conflicts",
         fires_when=All(
-            training("overlap_param_gather").equals(True), training("optimizer").equals("muon")
+            training("overlap_param_gather").equals(True),
+            training("optimizer").equals("muon"),
+            Unless(_LAYER_WISE),
         ),
         what="overlap_param_gather and optimizer='muon' cannot be used together.",
         because="Muon needs whole matrices, so that ranks own layers and not parts of buckets.",
-        instead="use optimizer='dist_muon', with overlap_grad_reduce.",
+        instead="use optimizer='dist_muon' (MindSpeed: use_layer_wise_distributed_optimizer), with "
+        "overlap_grad_reduce.",
         source="constraints 71",
+        scope="megatron-core",
+    ),
+    Rule(
+        id="megatron/muon",
+        subject="optimizer",
+        relation="conflicts",
+        fires_when=All(
+            training("optimizer").within(("muon", "dist_muon")),
+            AnyOf(
+                training("fp16").equals(True),
+                training("use_distributed_optimizer").equals(True),
+                _OTHER_FSDP,
+            ),
+        ),
+        what="Muon cannot be used with fp16, use_distributed_optimizer and FSDP.",
+        because="it needs whole matrices, and steps gradients that no scaler has scaled.",
+        instead="use bf16, and optimizer='dist_muon' to divide the optimizer by layers.",
+        source="constraints 74",
         scope="megatron-core",
     ),
     Rule(
@@ -236,11 +261,18 @@ _MEGATRON = (
         relation="requires",
         fires_when=All(
             training("optimizer_cpu_offload").equals(True),
-            training("use_precision_aware_optimizer").equals(False),
+            AnyOf(
+                training("use_precision_aware_optimizer").equals(False),
+                All(
+                    training("fp8_param").equals(True),
+                    training("fp8_recipe").differs("delayed"),
+                ),
+            ),
         ),
-        what="optimizer_cpu_offload needs use_precision_aware_optimizer.",
+        what="optimizer_cpu_offload needs use_precision_aware_optimizer, and with fp8_param "
+        "fp8_recipe='delayed'.",
         because="megatron-core's hybrid optimizer is built on it.",
-        instead="set it too, or leave optimizer_cpu_offload off: swap-optimizer needs neither.",
+        instead="set them too, or leave optimizer_cpu_offload off: swap-optimizer needs neither.",
         source="constraints 120",
         scope="megatron-core",
     ),

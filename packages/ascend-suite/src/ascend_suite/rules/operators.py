@@ -196,6 +196,20 @@ _OF_ALIBI = (
         severity=Severity.NOTE,
     ),
     Rule(
+        id="alibi/unknown-type",
+        subject="alibi_fusion_attn_type",
+        relation="value",
+        fires_when=All(
+            training("alibi_fusion_attn_type").differs(None),
+            training("alibi_fusion_attn_type").outside((0, 2)),
+        ),
+        what="alibi_fusion_attn_type is 0 or 2.",
+        because="MindSpeed's kernels take a bias by a matrix (0) or by slopes (2).",
+        instead="leave it out: slopes are passed wherever the operator takes them.",
+        source="constraints 56",
+        scope="megatron-core",
+    ),
+    Rule(
         id="alibi/npu-operator",
         subject="position_embedding_type",
         relation="requires",

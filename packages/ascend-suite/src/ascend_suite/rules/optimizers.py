@@ -75,7 +75,8 @@ def _dtensor(feature: str) -> Rule:
         because="such a parameter is a wrapper whose memory comes and goes, or is exchanged, "
         "behind the optimizer's back.",
         instead=f"leave FSDP off, or {feature}: FSDP divides the optimizer's state among the ranks "
-        "by itself; reduce-gradients with shard-optimizer does so with plain parameters.",
+        "by itself; with plain parameters reduce-gradients with shard-optimizer does so, and in "
+        "megatron-core use_distributed_optimizer.",
         source="constraints 7, 115; refused until proven",
     )
 
@@ -95,7 +96,8 @@ def _zero(feature: str) -> Rule:
         what=f"{feature} and ZeRO of another library cannot be used together.",
         because="that library keeps masters and moments in buffers of its own, and steps them "
         "itself.",
-        instead=f"leave ZeRO off, or {feature}; shard-optimizer divides an optimizer among ranks.",
+        instead=f"leave ZeRO off, or {feature}; shard-optimizer divides an optimizer among ranks, "
+        "and in megatron-core use_distributed_optimizer does.",
         source="constraints 11, 55",
     )
 
@@ -181,6 +183,28 @@ _SWAP = (
         "swap-optimizer off.",
         source="constraints 120; CC-07",
         scope="megatron-core",
+    ),
+    Rule(
+        id="swap-optimizer/activations-on-the-host",
+        subject="swap-optimizer",
+        relation="conflicts",
+        fires_when=All(
+            On("swap-optimizer"),
+            AnyOf(
+                training("cpu_offloading").equals(True),
+                training("fine_grained_activation_offloading").equals(True),
+                training("adaptive_memory_optimization").equals(True),
+                training("adaptive_recompute_device_swap").equals(True),
+            ),
+        ),
+        what="swap-optimizer and another library's offload of activations share the host's "
+        "memory, and neither knows of the other.",
+        because="each takes what it can get, as if the other were not there.",
+        instead="use swap-attention, whose budget is checked together with swap-optimizer's; or "
+        "give host_budget_bytes what the other one leaves.",
+        source="CC-07",
+        scope="megatron-core",
+        severity=Severity.WARNING,
     ),
     Rule(
         id="swap-optimizer/precision-aware",

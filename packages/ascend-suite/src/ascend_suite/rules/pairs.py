@@ -25,6 +25,17 @@ def _both(first: str, second: str, *parts: Predicate) -> All:
     return All(On(first), On(second), *parts)
 
 
+def _same_layers(feature: str) -> AnyOf:
+    named = Option(f"{feature}.layers")
+    return AnyOf(
+        named.sharing(Option("recompute-layers.layers")),
+        All(
+            Option("recompute-layers.method").equals("block"),
+            named.reaching_below(Option("recompute-layers.num_layers")),
+        ),
+    )
+
+
 def _more_than_all(feature: str) -> AnyOf:
     both = Sum(Option("recompute-layers.num_layers"), Option(f"{feature}.num_layers"))
     layers = Option("training.num_layers")
@@ -155,7 +166,7 @@ PAIR_RULES = (
         fires_when=_both(
             "recompute-activation",
             "recompute-layers",
-            Option("recompute-activation.layers").sharing(Option("recompute-layers.layers")),
+            _same_layers("recompute-activation"),
         ),
         what="recompute-activation and recompute-layers name the same layers.",
         because="layers that run again as a whole are counted first, and a layer is never both.",
@@ -197,7 +208,7 @@ PAIR_RULES = (
         fires_when=_both(
             "recompute-norm",
             "recompute-layers",
-            Option("recompute-norm.layers").sharing(Option("recompute-layers.layers")),
+            _same_layers("recompute-norm"),
         ),
         what="recompute-norm and recompute-layers name the same layers.",
         because="layers that run again as a whole are counted first, and a layer is never both.",
@@ -244,7 +255,9 @@ PAIR_RULES = (
             Option("swap-attention.recompute_num_layers").differs(None),
             AnyOf(
                 Option("recompute-activation.layers").equals(None),
-                Option("recompute-activation.layers").holding(0),
+                Option("recompute-activation.layers").reaching_below(
+                    Option("swap-attention.recompute_num_layers")
+                ),
             ),
         ),
         what="swap-attention's recompute_num_layers and recompute-activation recompute the same "

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from ascend_suite.finding import Severity
-from ascend_suite.predicate import All, AnyOf, On, Option, Product, Sum, Unless
+from ascend_suite.predicate import All, AnyOf, Compare, Not, On, Option, Product, Sum, Unless
 from ascend_suite.rule import Rule
 from ascend_suite.rules.conditions import FULL_RECOMPUTE, REBUILDING, training
 
 __all__ = ["RECOMPUTE_RULES"]
 
-_COVERED = {"recompute-activation": "mlp", "recompute-norm": "layernorm"}
+_COVERED = {
+    "recompute-activation": ("mlp", "moe", "moe_act", "shared_experts"),
+    "recompute-norm": ("layernorm",),
+}
 _ROWS = {
     "recompute-activation": {"uniform": "17", "selective": "18", "value": "21, 22"},
     "recompute-norm": {"uniform": "25", "selective": "25", "value": "26"},
@@ -39,16 +42,20 @@ def _uniform(feature: str) -> Rule:
     )
 
 
+def _covers(feature: str) -> Compare:
+    return training("recompute_modules").sharing(_COVERED[feature])
+
+
 def _same_values(feature: str) -> Rule:
-    module = _COVERED[feature]
+    modules = " and ".join(map(repr, _COVERED[feature]))
     return Rule(
         id=f"{feature}/same-values",
         subject=feature,
         relation="conflicts",
-        fires_when=All(On(feature), _SELECTIVE, training("recompute_modules").holding(module)),
-        what=f"{feature} and {module!r} in recompute_modules cannot be used together.",
+        fires_when=All(On(feature), _SELECTIVE, _covers(feature)),
+        what=f"{feature} and {modules} in recompute_modules cannot be used together.",
         because="megatron-core's selective recompute covers the same values already.",
-        instead=f"take {module!r} out of recompute_modules, or leave {feature} off.",
+        instead=f"take {modules} out of recompute_modules, or leave {feature} off.",
         source=f"constraints {_ROWS[feature]['selective']}",
         scope="megatron-core",
     )
@@ -62,7 +69,7 @@ def _selective(feature: str) -> Rule:
         fires_when=All(
             On(feature),
             _SELECTIVE,
-            Unless(training("recompute_modules").holding(_COVERED[feature])),
+            Unless(_covers(feature)),
         ),
         what=f"{feature} and recompute_granularity='selective' are refused together.",
         because="MindSpeed's documents refuse the pair, since both take the same function's place "
@@ -111,12 +118,13 @@ def _behind_full(feature: str) -> Rule:
                 whole.at_least(training("num_layers")),
                 Product(Sum(whole, number), _STAGES).more_than(training("num_layers")),
                 Product(whole, _STAGES).at_least(training("num_layers")),
+                Option(f"{feature}.layers").reaching_below(whole),
             ),
         ),
         what=f"recompute_num_layers leaves too few layers for {feature}.",
         because="layers that run again as a whole are counted first, in each pipeline stage, and a "
         "layer is never both.",
-        instead=f"lower recompute_num_layers, or num_layers of {feature}.",
+        instead=f"lower recompute_num_layers, or num_layers of {feature}, or name later layers.",
         source=f"constraints {_ROWS[feature]['value']}",
         scope="megatron-core",
     )
@@ -309,12 +317,86 @@ _MEGATRON = (
         id="megatron/selective-has-no-number",
         subject="recompute_granularity",
         relation="conflicts",
-        fires_when=All(_SELECTIVE, training("recompute_num_layers").differs(None)),
-        what="recompute_granularity='selective' and recompute_num_layers cannot be used together.",
+        fires_when=All(
+            _SELECTIVE,
+            AnyOf(
+                training("recompute_num_layers").differs(None),
+                training("recompute_method").differs(None),
+            ),
+        ),
+        what="recompute_granularity='selective' cannot be used with recompute_num_layers and "
+        "recompute_method.",
         because="selective recompute takes modules of all layers.",
-        instead="leave recompute_num_layers out, or write recompute_granularity='full'; for "
+        instead="leave both out, or write recompute_granularity='full'; for "
         "single values of some layers use recompute-activation with num_layers.",
         source="constraints 53, 116",
+        scope="megatron-core",
+    ),
+    Rule(
+        id="megatron/selective-wins",
+        subject="recompute_granularity",
+        relation="conflicts",
+        fires_when=All(FULL_RECOMPUTE, training("recompute_activations").equals(True)),
+        what="recompute_granularity='full' and recompute_activations cannot be used together.",
+        because="recompute_activations is the former name of recompute_granularity='selective', "
+        "and wins in megatron-core's scripts without a word.",
+        instead="leave recompute_activations out for full recompute, or recompute_granularity.",
+        source="constraints 53",
+    ),
+    Rule(
+        id="megatron/method-without-full",
+        subject="recompute_method",
+        relation="value",
+        fires_when=All(
+            training("recompute_granularity").equals(None),
+            AnyOf(
+                training("recompute_method").differs(None),
+                All(
+                    training("recompute_num_layers").more_than(0),
+                    Not(On("swap-attention")),
+                ),
+            ),
+            Unless(training("recompute_in_advance").equals(True)),
+        ),
+        what="recompute_method and recompute_num_layers do nothing without "
+        "recompute_granularity='full'.",
+        because="nothing is recomputed where no granularity is given.",
+        instead="write recompute_granularity='full', or leave them out.",
+        source="constraints 116; CC-01",
+        severity=Severity.WARNING,
+    ),
+    Rule(
+        id="pytorch/granularity",
+        subject="recompute_granularity",
+        relation="requires",
+        fires_when=All(
+            training("framework").equals("pytorch"), training("recompute_granularity").differs(None)
+        ),
+        what="recompute_granularity does nothing in plain PyTorch.",
+        because="it is an option of megatron-core's layers.",
+        instead="use recompute-layers for whole layers, and recompute-activation and "
+        "recompute-norm for single values.",
+        source="features/layer-recompute",
+        scope="pytorch",
+        severity=Severity.WARNING,
+    ),
+    Rule(
+        id="megatron/distributed-activations-need-full",
+        subject="distribute_saved_activations",
+        relation="requires",
+        fires_when=All(
+            training("distribute_saved_activations").equals(True),
+            AnyOf(
+                training("recompute_granularity").equals(None),
+                _SELECTIVE,
+                training("tensor_model_parallel_size").equals(1),
+            ),
+        ),
+        what="distribute_saved_activations needs recompute_granularity='full' and tensor "
+        "parallelism.",
+        because="it divides what full recompute saves among the ranks of tensor parallelism.",
+        instead="leave distribute_saved_activations off.",
+        source="constraints 116; CC-01",
         scope="megatron-core",
     ),
     Rule(
@@ -353,14 +435,15 @@ _MEGATRON = (
         fires_when=All(
             training("recompute_modules").differs(None),
             training("recompute_modules").differs(()),
+            training("recompute_modules").differs(("core_attn",)),  # megatron-core's own default
             AnyOf(FULL_RECOMPUTE, training("recompute_granularity").equals(None)),
         ),
         what="recompute_modules does nothing without recompute_granularity='selective'.",
-        because="modules are what selective recompute takes; full recompute takes whole layers.",
+        because=f"modules ({', '.join(_MODULES)}) are what selective recompute takes; full "
+        "recompute takes whole layers.",
         instead="write recompute_granularity='selective', or leave recompute_modules out.",
         source="constraints 117; CC-03",
         scope="megatron-core",
-        severity=Severity.WARNING,
     ),
     Rule(
         id="megatron/recompute-moe-act",
@@ -421,7 +504,7 @@ _MEGATRON = (
             training("fp8").differs(None),
             AnyOf(
                 training("fp8_recipe").equals("delayed"),
-                training("transformer_engine_version").older_than("2.6.0"),
+                training("transformer_engine_version").older_than("2.6.0.dev0"),
             ),
         ),
         what="with fp8 'moe_act' and 'layernorm' in recompute_modules need another recipe than "
