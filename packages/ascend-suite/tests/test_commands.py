@@ -273,6 +273,7 @@ def test_one_feature_is_shown_with_its_options(invoke: Invoke) -> None:
     assert code == 0 and "swap_optimizer_times" in out and "recompute-norm" not in out
     code, out, err = invoke("features", "nosuch")
     assert (code, out) == (2, "") and "there is no feature called 'nosuch'" in err
+    assert "did you mean swap-optimizer?" in invoke("features", "swap_optimizer")[2]
 
 
 def test_explain_says_why_two_do_not_go_together(invoke: Invoke) -> None:

@@ -90,6 +90,31 @@ def test_a_name_that_is_misspelt_suggests_the_right_one(name: str) -> None:
         explain(name, "swap-optimizer")
 
 
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [
+        ("--swiglu", "gated_linear_unit"),
+        ("--num-experts", "num_moe_experts"),
+        ("num_experts", "num_moe_experts"),
+        ("--no-gradient-accumulation-fusion", "gradient_accumulation_fusion"),
+        ("--fp8-format", "fp8"),
+        ("--disable-bias-linear", "add_bias_linear"),
+        ("--used-fused-swiglu", "fused-ops"),
+        ("--use-fused-rmsnorm", "fused-ops"),
+        ("--recompute-norm-num-layers", "recompute-norm"),
+        ("--use-distributed-optimizer", "use_distributed_optimizer"),
+        ("Recompute-Norm", "recompute-norm"),
+    ],
+)
+def test_each_flag_is_known_by_what_it_gives(name: str, second: str) -> None:
+    assert explain("swap-attention", name).second == second
+
+
+def test_one_thing_is_not_explained_beside_itself() -> None:
+    with pytest.raises(ConfigError, match="named twice"):
+        explain("swap-optimizer", "--swap-optimizer")
+
+
 def test_what_cannot_be_explained() -> None:
     with pytest.raises(ConfigError, match="neither bf16 nor fp16 is a feature"):
         explain("bf16", "fp16")

@@ -21,6 +21,7 @@ from ascend_core.errors import ConfigError
 from ascend_core.feature import discover
 from ascend_suite._order import ORDER
 from ascend_suite.finding import Severity
+from ascend_suite.flags import FEATURE_FLAGS
 from ascend_suite.plan import Plan
 from ascend_suite.rule import Rule
 from ascend_suite.rules import RULES
@@ -91,7 +92,7 @@ def explain(first: str, second: str, *, rules: Sequence[Rule] = RULES) -> Verdic
         rules: The table; all rules of the suite when left out.
 
     Raises:
-        ConfigError: When there is nothing of such a name, or neither is a feature.
+        ConfigError: When there is nothing of such a name, neither is a feature, or both are one.
     """
     names = [_known(name) for name in (first, second)]
     if not any(name in features() for name in names):
@@ -99,6 +100,12 @@ def explain(first: str, second: str, *, rules: Sequence[Rule] = RULES) -> Verdic
             f"neither {first} nor {second} is a feature.",
             why="options of training are explained beside a feature.",
             instead=f"name one of {', '.join(sorted(features()))}.",
+        )
+    if names[0] == names[1]:
+        raise ConfigError(
+            f"{names[0]} was named twice.",
+            why="what is explained is how two things go together.",
+            instead=f"name a second one; `ascend-suite features {names[0]}` tells of the feature.",
         )
     about = tuple(rule for rule in rules if _is_about(rule, names))
     order = tuple(sorted(filter(features().__contains__, names), key=_place))
@@ -122,12 +129,12 @@ def features() -> frozenset[str]:
 
 
 def _known(name: str) -> str:
-    wanted = name.removeprefix("training.")
+    wanted = name.removeprefix("training.").lower()
     known = {*features(), *VOCABULARY}
-    for written in (wanted, wanted.lstrip("-").replace("_", "-"), wanted.lstrip("-")):
-        found = written if written in known else written.replace("-", "_")
+    bare = wanted.lstrip("-").replace("-", "_")
+    for found in (wanted, bare.replace("_", "-"), bare, _by_flag().get(bare)):
         if found in known:
-            return found
+            return str(found)
     near = difflib.get_close_matches(wanted, known, n=3)
     raise ConfigError(
         f"there is no feature and no option called {name!r}.",
@@ -135,6 +142,17 @@ def _known(name: str) -> str:
         if near
         else f"features are {', '.join(sorted(features()))}.",
     )
+
+
+def _by_flag() -> dict[str, str]:
+    """What the flags and arguments of training scripts give, where they have names of their own."""
+    flags: dict[str | None, str] = {}
+    for option in VOCABULARY.values():
+        flags |= dict.fromkeys((option.flag, option.off, option.argument), option.name)
+    for row in FEATURE_FLAGS:
+        if row.framework is None:
+            flags |= dict.fromkeys((row.flag, *row.aliases), row.feature)
+    return {flag.lstrip("-").replace("-", "_"): name for flag, name in flags.items() if flag}
 
 
 def _is_about(rule: Rule, names: Sequence[str]) -> bool:

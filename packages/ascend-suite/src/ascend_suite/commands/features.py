@@ -11,6 +11,7 @@ import typer
 
 from ascend_core.errors import FeatureNotFoundError
 from ascend_core.feature import ENTRY_POINT_GROUP, Feature, discover
+from ascend_suite._suggestion import nearest
 from ascend_suite.commands._completion import complete_feature
 from ascend_suite.commands._describe import described_fields
 from ascend_suite.commands._findings import say
@@ -41,10 +42,13 @@ def features(
     found = discover()
     for name in names or ():
         if name not in found:
+            near = nearest(name, found)
             raise FeatureNotFoundError(
                 f"there is no feature called {name!r}.",
                 why=f"the installed packages offer: {', '.join(found) or 'none'}.",
-                instead="check the spelling, or install the package that offers it.",
+                instead=f"did you mean {near}?"
+                if near
+                else "check the spelling, or install the package that offers it.",
             )
     chosen = [found[name] for name in names or found]
     packages = _packages()
