@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascend_core.errors import ConfigError
+from ascend_ddp.config import DDPConfig
 from ascend_ops.config import FusedOpsConfig
 from ascend_recompute.config import RecomputeActivationConfig, RecomputeNormConfig
 from ascend_suite.check import check
@@ -205,6 +206,13 @@ def test_cc_10_a_format_that_loses_step_counts() -> None:
         use_distributed_optimizer=True,
     )
     assert errors(given) == ["swap-optimizer/cannot-resume"]
+
+
+def test_the_way_out_of_a_schedule_is_one() -> None:
+    """It is to set overlap of reduce-gradients to False."""
+    schedule = {"moe_fb_overlap": True, "overlap_grad_reduce": False}
+    assert errors(plan("reduce-gradients", **schedule)) == ["reduce-gradients/schedules"]
+    assert errors(plan(DDPConfig(overlap=False), **schedule)) == []
 
 
 def test_cc_12_reentrant_replay_beside_reduction_is_right() -> None:

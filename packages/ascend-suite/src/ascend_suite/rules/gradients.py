@@ -81,7 +81,10 @@ _REDUCE = (
         subject="reduce-gradients",
         relation="conflicts",
         fires_when=All(
-            AnyOf(On("reduce-gradients"), training("overlap_grad_reduce").equals(True)),
+            AnyOf(
+                Option("reduce-gradients.overlap").equals(True),
+                training("overlap_grad_reduce").equals(True),
+            ),
             AnyOf(
                 training("moe_fb_overlap").equals(True),
                 training("schedules_method").equals("dualpipev"),
