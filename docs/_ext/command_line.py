@@ -28,7 +28,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from terminal import printed_on_terminal
 
-from ascend_suite._app import app
+from ascend_suite._app import build_app
 
 HELP = ("-h", "--help")
 COLUMNS = 86  # as many as a block on a page shows
@@ -42,7 +42,7 @@ def options_of(command: str, *, own: bool = False) -> str:
         command: Its name.
         own: Leave out the options of panels, which describe a model or a machine.
     """
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(build_app())
     found = group.commands[command]
     context = found.make_context(command, [], resilient_parsing=True)
     rows = ["| option | default | meaning |", "|---|---|---|"]

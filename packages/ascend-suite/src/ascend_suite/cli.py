@@ -32,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with _ended_by_a_closed_pipe():
         try:
             _require_extra()
-            from ascend_suite._app import app
+            from ascend_suite._app import build_app, commands_for
 
-            app(args=argv, prog_name="ascend-suite")
+            arguments = sys.argv[1:] if argv is None else list(argv)
+            build_app(commands_for(arguments))(args=arguments, prog_name="ascend-suite")
         except AscendError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
     raise SystemExit(_EXIT_USAGE)

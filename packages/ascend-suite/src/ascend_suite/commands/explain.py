@@ -29,6 +29,7 @@ _STYLES = {
 _Subject = Annotated[
     str,
     typer.Argument(
+        metavar="SUBJECT",
         help="A feature; or, as one of the two, an option of training, also as its flag.",
         autocompletion=complete_subject,
     ),
