@@ -234,6 +234,8 @@ def test_a_rule_that_can_be_allowed_is_allowed(invoke: Invoke, write: Callable[[
         ([], "there is no plan to look at"),
         (["nosuch.toml"], "nosuch.toml cannot be read"),
         ([os.curdir], "it is a folder"),
+        ([""], "a path is empty"),
+        (["-", "-"], "given twice"),
         (["--nosuch", "plan.toml"], "No such option"),
         (["--framework=jax", "--", "--bf16"], "--framework"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ascend_core.errors import ConfigError
 from ascend_core.feature import discover
 from ascend_ddp import DDPConfig
 from ascend_ops import FusedOpsConfig
@@ -197,6 +198,19 @@ def test_a_quotation_that_does_not_end_is_a_finding() -> None:
     plan, [found] = read_flags("--bf16 --save 'my runs --swap-optimizer")
     assert not plan.features
     assert "quotation" in found.what
+
+
+def test_a_word_that_stands_for_flags_is_told_of() -> None:
+    plan, found = read_flags("torchrun $DISTRIBUTED @more.txt pretrain_gpt.py --save $SAVE --bf16")
+    assert [finding.severity for finding in found] == [Severity.WARNING] * 2
+    assert "$DISTRIBUTED" in found[0].what and "@more.txt" in found[1].what
+    assert plan.training["bf16"] is True
+    assert read_flags("$ALL")[1]
+
+
+def test_a_dict_is_no_namespace() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)was given a dict.*argparse\.Namespace\("):
+        Plan.from_namespace({"bf16": True})  # type: ignore[arg-type]
 
 
 def test_a_short_flag_of_a_script_is_no_value_of_the_flag_before() -> None:

@@ -58,6 +58,9 @@ class FlagParser:
         """
         given: dict[str, object] = {}
         for flag, words in self._split(argv):
+            if not flag:
+                self._before_flags(words)
+                continue
             argument = self._known.get(flag)
             if argument is None:
                 self._unknown(flag)
@@ -84,6 +87,14 @@ class FlagParser:
             why = "where its words begin and end is not known then."
             self._note(Severity.ERROR, "flags", what, why, "close it, or give a list of words.")
             return []
+
+    def _before_flags(self, words: Sequence[str]) -> None:
+        """Leave the name of a script alone, and not what a shell would put flags in place of."""
+        for word in words:
+            if word[:1] in ("$", "@"):
+                what = f"{word} is read as it is written."
+                why = "a shell or a parser would put flags in its place, and these are not known."
+                self._note(Severity.WARNING, "flags", what, why, "write the flags themselves.")
 
     def _value(self, flag: str, argument: _Argument, words: list[str]) -> object | None:
         if argument.type is None:

@@ -18,6 +18,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from ascend_core.errors import ConfigError
 from ascend_suite._flag_parser import FlagParser
 from ascend_suite._kinds import fits
 from ascend_suite._reading import PlanReader
@@ -67,7 +68,16 @@ def read_namespace(
 
     Returns:
         The plan of what is right, and a finding for each thing that is not.
+
+    Raises:
+        ConfigError: When it has no attributes.
     """
+    if not hasattr(args, "__dict__"):
+        raise ConfigError(
+            f"from_namespace was given a {type(args).__name__}.",
+            why="it takes what a parser of arguments returns, with an attribute for each.",
+            instead="pass that, or argparse.Namespace(**arguments).",
+        )
     return _plan(vars(args), framework)
 
 

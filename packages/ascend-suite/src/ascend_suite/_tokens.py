@@ -13,7 +13,7 @@ _CONTINUED = re.compile(r"\\\r?\n")
 
 
 def flags_of(argv: Sequence[str] | str) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the words behind it, up to the next one.
+    """Each flag with the words behind it, up to the next one; first "" with those before any.
 
     Args:
         argv: The words, or a command line of them. A flag of one dash is one, and a negative number
@@ -23,18 +23,16 @@ def flags_of(argv: Sequence[str] | str) -> Iterator[tuple[str, list[str]]]:
         ValueError: When a quotation of a command line is not closed.
     """
     words = _words(argv) if isinstance(argv, str) else [str(word) for word in argv]
-    flag: str | None = None
+    flag = ""
     following: list[str] = []
     for word in words:
         if _FLAG.match(word):
-            if flag is not None:
-                yield flag, following
+            yield flag, following
             flag, equals, value = word.partition("=")
             following = [value] if equals else []
         else:
             following.append(word)
-    if flag is not None:
-        yield flag, following
+    yield flag, following
 
 
 def _words(line: str) -> list[str]:

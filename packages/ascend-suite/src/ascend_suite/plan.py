@@ -129,6 +129,7 @@ class Plan:
 
         Raises:
             IncompatiblePlanError: When an argument is wrong; it tells of all of them.
+            ConfigError: When what is given has no attributes.
         """
         from ascend_suite._reading_flags import read_namespace
 

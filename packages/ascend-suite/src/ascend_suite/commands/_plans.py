@@ -53,6 +53,12 @@ def read_sources(words: Sequence[str], framework: Framework) -> Iterator[Source]
             instead="name a file of TOML, YAML or JSON; `-` for TOML on standard input; or write "
             "two dashes, and the flags of a training script behind them.",
         )
+    if "" in paths or paths.count("-") > 1:
+        raise ConfigError(
+            "a path is empty." if "" in paths else "`-` is given twice.",
+            why="it names no plan." if "" in paths else "standard input holds one plan.",
+            instead="name each plan once; is a variable of your shell unset?",
+        )
     for path in paths:
         yield _from_standard_input() if path == "-" else _from_file(Path(path))
     if flags:
@@ -93,7 +99,8 @@ def _from_file(path: Path) -> Source:
         raise ConfigError(
             f"{path} cannot be read.",
             why=_no_file(path),
-            instead="check the path. Flags of a training script come behind two dashes.",
+            instead="check the path. Flags of a training script come behind two dashes, without "
+            "the script's own name.",
         )
     return Source(str(path), *read_plan(path))
 
