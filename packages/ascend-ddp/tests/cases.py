@@ -166,6 +166,22 @@ def checkpointed(rank: int, world: int) -> None:
 
 
 @case
+def more_parts_than_before(rank: int, world: int) -> None:
+    """While its bucket is not full, a parameter may get more parts than in the steps before."""
+    model = Segments(*stack())
+    model.reentrant = True
+    reduce_gradients(model)
+    for parts in (((0, 1), (3, 2)),) * 2 + (Segments.parts,) * 2:
+        model.parts = parts
+        expected = averages(model, lambda r: loss_of(model.plain, batch(r)), world)
+        model.zero_grad()
+        loss_of(model, batch(rank).requires_grad_()).backward()
+        for parameter, wanted in zip(model.parameters(), expected, strict=True):
+            assert parameter.grad is not None and wanted is not None
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+@case
 def accumulation_with_changing_counts(rank: int, world: int) -> None:
     """And DD-08: what counts is where backward runs."""
     model = stack()
@@ -337,6 +353,45 @@ def gradients_that_are_not_zeroed(rank: int, world: int) -> None:
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
         check_same(a.grad, b.grad)
+
+
+@case
+def gradients_of_which_some_are_zeroed(rank: int, world: int) -> None:
+    """In one bucket, some are added to and some are new."""
+    ours, theirs = stack(), stack()
+    wrapped = DistributedDataParallel(theirs)
+    reduce_gradients(ours)
+    for step in range(4):
+        loss_of(ours, batch(rank, step)).backward()
+        loss_of(wrapped, batch(rank, step)).backward()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert a.grad is not None and b.grad is not None
+            check_same(a.grad, b.grad)
+        for layer in (ours[step], theirs[step]):
+            layer.zero_grad()
+
+
+@case
+def halves_as_torch(rank: int, world: int) -> None:
+    """Gradients that are small enough to be rounded when they are divided."""
+    for dtype in (torch.float16, torch.bfloat16):
+        ours, theirs = stack().to(dtype), stack().to(dtype)
+        wrapped = DistributedDataParallel(theirs)
+        reduce_gradients(ours, SMALL)
+        for step in range(3):
+            x = 1e-4 * batch(rank, step).to(dtype)
+            ours.zero_grad()
+            theirs.zero_grad()
+            loss_of(ours, x).backward()
+            loss_of(wrapped, x).backward()
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                assert a.grad is not None and b.grad is not None
+                if world == 2:
+                    assert torch.equal(a.grad, b.grad)
+                else:  # added up in another order, and rounded each time
+                    near = 4 * torch.finfo(dtype).eps
+                    largest = near * b.grad.abs().max().item()
+                    torch.testing.assert_close(a.grad, b.grad, rtol=near, atol=largest)
 
 
 @case

@@ -114,14 +114,19 @@ def inputs(rank: int, step: int) -> Tensor:
 
 
 def on_streams(orders: Orders) -> list[Tensor]:
-    """The gradients of some steps, two layers to a bucket."""
+    """The gradients of some steps, new ones in their hooks and old ones where they are added to."""
+    return steps_on_streams(orders, set_to_none=True) + steps_on_streams(orders, set_to_none=False)
+
+
+def steps_on_streams(orders: Orders, *, set_to_none: bool) -> list[Tensor]:
+    """With two layers to a bucket."""
     rank, found = distributed.get_rank(), []
     model = Branches(on_streams=True)
     reduce_gradients(model, DDPConfig(bucket_bytes=2 * LAYER))
     for step, order in enumerate(orders):
         model.order = order
         x = inputs(rank, step)
-        model.zero_grad()
+        model.zero_grad(set_to_none=set_to_none)
         model(x).backward()
         found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
     return [one.cpu() for one in found]
@@ -137,7 +142,7 @@ def expected(orders: Orders) -> list[Tensor]:
             return model(inputs(rank, step))
 
         found += cases.averages(model, loss, 2)
-    return [one.cpu() for one in found if one is not None]
+    return 2 * [one.cpu() for one in found if one is not None]
 
 
 def nothing(*args: Any) -> None:

@@ -4,6 +4,9 @@
 Between backwards, `p.grad` *is* the bucket's view, so that autograd adds to it where it lies. It is
 None where nothing was accumulated since the last `zero_grad()`: then autograd leaves the first
 gradient that arrives in a tensor of its own, and the hook copies it into the view.
+In the backward that sends, the hook of a gradient that is whole multiplies while it copies, so that
+nothing passes over the bucket a second time. `p.grad` is None from then on: what would be added to
+it would not be multiplied.
 While a bucket travels, `p.grad` of all its parameters is None: what is accumulated then, by a
 parameter whose gradient comes in several parts, cannot reach the buffer that the collective reads
 and writes. It lands in a tensor of its own, and is known as late. When the bucket has arrived,
@@ -58,6 +61,7 @@ class Bucket:
         self.device = self.flat.device
         self.work: distributed.Work | None = None
         self.missing = 0
+        self._multiplied: set[int] = set()  # slots that are ready to travel
         self._parameters = parameters
         self._views = {
             slot.parameter: view_of(self.flat, slot, parameters[slot.parameter])
@@ -85,9 +89,12 @@ class Bucket:
             self.take(index, parameter, grad)
 
     def take(self, index: int, parameter: nn.Parameter, grad: Tensor) -> None:
-        """Let the gradient of a parameter, `p.grad`, be the view; nothing where it is."""
+        """Let the gradient of a parameter, `p.grad`, be the view; nothing where it is.
+
+        Nothing, too, where the view is multiplied already: `let_go` adds it then.
+        """
         view = self._views[index]
-        if grad is view:
+        if grad is view or index in self._multiplied:
             return
         view.copy_(grad.detach() if grad.requires_grad else grad)
         if grad.dtype == view.dtype:
@@ -95,23 +102,60 @@ class Bucket:
         else:
             self._let_be(parameter, view)
 
-    def let_go(self) -> list[bool]:
+    def await_all(self) -> None:
+        """Begin to fill: it misses the gradients of all of its parameters."""
+        self.missing = len(self.plan.slots)
+        self._multiplied.clear()  # where a backward failed, before it left
+
+    def take_whole(self, index: int, parameter: nn.Parameter, grad: Tensor, factor: float) -> None:
+        """Take a gradient, `p.grad`, that is ready to travel but for a factor."""
+        view = self._views[index]
+        if grad is view or grad.dtype != view.dtype or factor == 1:
+            self.take(index, parameter, grad)  # and `let_go` multiplies
+            return
+        plain = grad.detach() if grad.requires_grad else grad
+        if index in self._multiplied:  # a part that was not expected
+            view.add_(plain, alpha=factor)
+        else:
+            torch.mul(plain, factor, out=view)
+            self._multiplied.add(index)
+        parameter.grad = None
+
+    def let_go(self, factor: float) -> list[bool]:
         """Make ready to travel: no `p.grad` is a view, and slots without a gradient are zero.
+
+        Args:
+            factor: By which gradients are multiplied, unless they were when they were taken.
 
         Returns:
             For each slot whether it has a gradient.
         """
-        held = []
+        held, left = [], []
         for index, view in self._views.items():
             parameter = self._parameters[index]
             grad = parameter.grad
-            held.append(grad is not None)
-            if grad is None:
+            is_multiplied = index in self._multiplied
+            held.append(is_multiplied or grad is not None)
+            if is_multiplied:
+                if grad is not None:
+                    self._add_left(view, grad.detach(), factor)
+            elif grad is None:
                 view.zero_()
             else:
                 self.take(index, parameter, grad)
+                left.append(view)
             self._let_be(parameter, None)
+        if factor != 1:
+            for part in left if self._multiplied else [self.flat]:
+                part.mul_(factor)
+        self._multiplied.clear()
         return held
+
+    def _add_left(self, view: Tensor, part: Tensor, factor: float) -> None:
+        """Add what came to `p.grad` behind a gradient that was whole."""
+        view.add_(part, alpha=factor)
+        # Another stream may have made it, whose memory it goes back to.
+        self.backend.record_stream(part, self.backend.current_stream(self.device))
 
     def add(self, index: int, part: Tensor, rank: int) -> None:
         """Add what was summed behind the bucket to a parameter's sums, wherever those are."""

@@ -160,7 +160,7 @@ class Buckets:
     def await_all(self) -> None:
         """Let each miss the gradients of all of its parameters."""
         for bucket in self._all:
-            bucket.missing = len(bucket.plan.slots)
+            bucket.await_all()
 
     def held_by(self, number: int) -> str:
         """What a bucket holds, for errors."""

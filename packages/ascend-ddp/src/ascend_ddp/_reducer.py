@@ -140,23 +140,28 @@ class Reducer:
                 running.late.add(index)
                 return
             self.buckets.fillers.note(running, number, bucket)
+            parts = self.buckets.parts
+            left = parts.get(index, 1) - running.arrivals[index]
+            # Where a hook of the user's has still to see the gradient, a later one sends it.
+            sends = running.syncs and self._is_last_hook(index, parameter)
             grad = parameter.grad
             if grad is not None:
                 if grad.layout != torch.strided:
                     raise self._sparse(index)
-                bucket.take(index, parameter, grad)
-            if running.arrivals[index] == self.buckets.parts.get(index, 1):
+                if sends and left <= 0 and parts:
+                    bucket.take_whole(index, parameter, grad, self._sender.factor)
+                else:
+                    bucket.take(index, parameter, grad)
+            if left == 0:
                 running.order.append(index)
                 bucket.missing -= 1
-            is_full = running.syncs and self._overlaps and not bucket.missing
-            # Where a hook of the user's has still to see the gradient, a later one sends it.
-            if is_full and self._is_last_hook(index):
+            if sends and self._overlaps and not bucket.missing:
                 with self._ending():
                     self._sender.launch_full(running)
 
-    def _is_last_hook(self, index: int) -> bool:
+    def _is_last_hook(self, index: int, parameter: nn.Parameter) -> bool:
         """Whether no other hook of a parameter comes behind ours; from the next time on, none."""
-        hooks: Any = self.parameters[index]._post_accumulate_grad_hooks
+        hooks: Any = parameter._post_accumulate_grad_hooks
         own = self._hooks[index].id
         if next(reversed(hooks)) == own:
             return True

@@ -25,13 +25,14 @@ class Sender:
 
     Attributes:
         collectives: How often buckets were sent, so far.
+        factor: By which gradients are multiplied before they are added up.
     """
 
     def __init__(self, buckets: Buckets, ranks: Ranks, *, average: bool) -> None:
         self.collectives = 0
         self._buckets = buckets
         self._ranks = ranks
-        self._factor = 1 / ranks.size if average else 1
+        self.factor = 1 / ranks.size if average else 1.0
         self._identity = ranks.agree_on_number(buckets.device)
 
     @property
@@ -60,7 +61,7 @@ class Sender:
         number = running.launched
         bucket = self._buckets[number]
         self._buckets.fillers.wait(running, number, bucket)
-        running.held.update(zip(bucket.indices, bucket.let_go(), strict=True))
+        running.held.update(zip(bucket.indices, bucket.let_go(self.factor), strict=True))
         running.events.append(("launch", number))
         self._send(number)
         running.launched += 1
@@ -77,8 +78,6 @@ class Sender:
 
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]
-        if self._factor != 1:
-            bucket.flat.mul_(self._factor)
         with self._ranks.named(f"bucket {number}", self._buckets.held_by(number)):
             if bucket.shard is None:
                 bucket.work = self._ranks.all_reduce(bucket.flat)
@@ -105,7 +104,7 @@ class Sender:
         """Sum what came of a parameter's gradient behind its bucket, as that is summed."""
         view = self._buckets[self._buckets.number_of[index]].view(index)
         part = torch.zeros_like(view) if grad is None else grad.detach().to(view.dtype)
-        part.mul_(self._factor)
+        part.mul_(self.factor)
         what, names = "what came behind a bucket", f"a part of {name}"
         with self._ranks.named(what, names):
             work = self._ranks.all_reduce(part)
