@@ -24,12 +24,19 @@ from ascend_core.errors import ConfigError
 from ascend_core.optim import Slot, flattened
 from ascend_core.pinned import PinnedPool
 from ascend_core.streams import Event
+from ascend_core.takers import Taker, taker_of
 from ascend_core.transfer import Transfer
 from ascend_swap.host_gradient import HostGradient, HostValues
 
 __all__ = ["HostGradients"]
 
 Hooks = dict[Slot, tuple[torch.Tensor, RemovableHandle]]
+
+_OFFLOADING = Taker(
+    "swap_optimizer(offload_gradients=True)",
+    does="moves each gradient to the host as soon as it is there",
+    instead="leave offload_gradients off, or remove() that optimizer first",
+)
 
 
 class HostGradients:
@@ -50,7 +57,8 @@ class HostGradients:
         """Hook the parameters that are new, and let go of those that are gone.
 
         Raises:
-            ConfigError: When another optimizer takes the gradient of a parameter. None was hooked.
+            ConfigError: When another optimizer, or another feature, takes the gradient of a
+                parameter. None was hooked.
         """
         for slot in self._hooks.keys() - set(slots):
             self._unhook(slot)
@@ -149,6 +157,11 @@ class _Taking:
         self.owner = weakref.ref(owner)
         self._slot = weakref.ref(slot)
 
+    @property
+    def taker(self) -> Taker | None:
+        """What it does, for other features."""
+        return None if self.owner() is None else _OFFLOADING
+
     def __call__(self, parameter: torch.Tensor) -> None:
         owner, slot = self.owner(), self._slot()
         if owner is not None and slot is not None:
@@ -162,6 +175,13 @@ def _check_is_free(slot: Slot) -> None:
             f"the gradient of {slot.name} is moved to the host by another optimizer.",
             why="whichever of the two stepped first would drop it, and the other would not see it.",
             instead="give each parameter to one optimizer, or remove() the other one first.",
+        )
+    other = taker_of(slot.parameter, besides=_OFFLOADING)
+    if other is not None:
+        raise ConfigError(
+            f"the gradient of {slot.name} is left to {other.verb}, and cannot be offloaded.",
+            why=f"that {other.does}, and what has left for the host by then it does not find.",
+            instead=f"leave offload_gradients off; or {other.instead}.",
         )
 
 
