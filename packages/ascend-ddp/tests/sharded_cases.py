@@ -886,6 +886,38 @@ def an_optimizer_that_has_state(rank: int, world: int) -> None:
 
 
 @case
+def reduction_removed_first(rank: int, world: int) -> None:
+    """It trains no more, and its state can be saved, and comes back, all the same."""
+    ours, theirs = Model(), Model()
+    plain = OPTIMIZERS["AdamW fused"](theirs.parameters())
+    given = OPTIMIZERS["AdamW fused"](ours.parameters())
+    reduction = reduce_gradients(ours, SCATTER)
+    optimizer = shard_optimizer(given, reduction)
+    train(ours, optimizer, rank, range(3))
+    train(DistributedDataParallel(theirs), plain, rank, range(3))
+    reduction.remove()
+    group = {"params": [torch.nn.Parameter(torch.zeros(2))]}
+    for call in (
+        optimizer.step,
+        lambda: optimizer.clip_grad_norm_(1.0),
+        lambda: optimizer.add_param_group(group),
+    ):
+        refuses(call, FeatureError, "works with was removed")  # type: ignore[arg-type]
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    optimizer.remove()
+    check_same(weights(ours), weights(theirs))
+    if world == 2:
+        check_equal(saved["state"], plain.state_dict()["state"])
+        check_equal(given.state_dict(), plain.state_dict())
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in ours.parameters())
+    again = shard_optimizer(given, reduce_gradients(ours, SCATTER))
+    train(ours, again, rank, range(3, 5))
+    train(DistributedDataParallel(theirs), plain, rank, range(3, 5))
+    check_same(weights(ours), weights(theirs))
+
+
+@case
 def refused(rank: int, world: int) -> None:
     model = Model()
     whole = reduce_gradients(model)

@@ -85,7 +85,7 @@ def consolidated(
         }
         for index, entries in merged.items()
     }
-    for number in range(len(chunk.reducer.buckets)):
+    for number in range(len(chunk.weights.buckets)):  # those of gradients may be gone
         _gather_elements(chunk, number, kept, merged, found)
     return found
 

@@ -64,8 +64,9 @@ class ShardedOptimizer(optim.Optimizer):
         Raises:
             OptimizerFailedError: When this step, or one before it, failed half-way.
             ConfigError: When parameters were exchanged or moved. Nothing was stepped.
+            FeatureError: When this optimizer, or the reduction, was removed.
         """
-        self._check_usable()
+        self._check_trains()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -148,7 +149,7 @@ class ShardedOptimizer(optim.Optimizer):
         Raises:
             OptimizerFailedError: When a step failed half-way.
         """
-        self._check_usable()
+        self._check_trains()
         self._reduction.send_before(self)
         self._take_over()
         own = [owned.part.grad for owned in owned_of(self._chunks).values()]
@@ -169,7 +170,7 @@ class ShardedOptimizer(optim.Optimizer):
         Raises:
             ConfigError: When one is not reduced by the handle that this optimizer works with.
         """
-        self._check_usable()
+        self._check_trains()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -298,7 +299,7 @@ class ShardedOptimizer(optim.Optimizer):
         """Give the whole state back to the given optimizer, and each weight its own memory.
 
         A collective, as `state_dict()`. FP32 masters are given back with the rest. A second call
-        does nothing.
+        does nothing. The reduction may have been removed before.
 
         Raises:
             OptimizerFailedError: When a step failed half-way and no checkpoint was loaded since.
@@ -328,17 +329,21 @@ class ShardedOptimizer(optim.Optimizer):
                 "this sharded optimizer was removed.",
                 instead="use the optimizer that it was made from.",
             )
-        if not self._reduction.reducers:
-            raise FeatureError(
-                "the reduction that this sharded optimizer works with was removed.",
-                why="its gradients are no longer summed over the ranks.",
-                instead="remove() the optimizer first, then the reduction.",
-            )
 
     def _check_usable(self) -> None:
         self._check_not_removed()
         if self._failure is not None:
             raise _failed(self._chunks[0].rank, self._failure)
+
+    def _check_trains(self) -> None:
+        self._check_usable()
+        if not self._reduction.reducers:
+            raise FeatureError(
+                "the reduction that this sharded optimizer works with was removed.",
+                why="its gradients are no longer summed over the ranks.",
+                instead="remove() the optimizer, too, which gives the whole state back; or "
+                "reduce and shard again.",
+            )
 
 
 def _failed(rank: int, failure: str) -> OptimizerFailedError:
