@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-__all__ = ["Parameters"]
+__all__ = ["Parameters", "lists_plainly"]
+
+_LISTING = ("parameters", "named_parameters", "named_modules")
 
 
 class Parameters:
@@ -47,6 +49,40 @@ class Parameters:
     def __iter__(self) -> Iterator[nn.Parameter]:
         return (self[index] for index in range(len(self)))
 
+    def are_all_of(self, module: nn.Module) -> bool:
+        """Whether no other parameter that requires a gradient is in a module, or in one inside it.
+
+        Every backward asks. So it makes neither the names nor the generators of `parameters()`.
+
+        Args:
+            module: One that `lists_plainly`.
+        """
+        number_of, references = self._number_of, self._all
+        left, seen = [module], {module}
+        while left:
+            one = left.pop()
+            for parameter in one._parameters.values():
+                if parameter is None:
+                    continue
+                number = number_of.get(id(parameter))
+                is_known = number is not None and references[number]() is parameter
+                if not is_known and parameter.requires_grad:
+                    return False
+            for inner in one._modules.values():
+                if inner is not None and inner not in seen:
+                    seen.add(inner)
+                    left.append(inner)
+        return True
+
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each with its name."""
         return zip(self.names, self, strict=True)
+
+
+def lists_plainly(module: nn.Module) -> bool:
+    """Whether `module.parameters()` yields what torch's own does: no class in it has another."""
+    return all(
+        getattr(type(one), name) is getattr(nn.Module, name)
+        for one in module.modules()
+        for name in _LISTING
+    )

@@ -24,7 +24,7 @@ from ascend_core.errors import CommunicationError, ConfigError
 from ascend_ddp._backward import Ends, is_inside, running_task
 from ascend_ddp._buckets import Buckets
 from ascend_ddp._called import Called
-from ascend_ddp._parameters import Parameters
+from ascend_ddp._parameters import Parameters, lists_plainly
 from ascend_ddp._ranks import Ranks
 from ascend_ddp._round import Round
 from ascend_ddp._sender import Sender
@@ -70,6 +70,7 @@ class Reducer:
         self.waits_at_end = True
         self.chunk = weakref.ref(chunk)
         self.parameters = Parameters(dict(chunk.named_parameters()))
+        self._is_plain = lists_plainly(chunk)
         self.refusal: Callable[[], Exception] | None = None
         self._overlaps = config.overlap
         self._ranks = Ranks(group, config.timeout_s)
@@ -222,7 +223,8 @@ class Reducer:
             self._tally = None
             self.buckets.learn(result, self.last.order)
         chunk = self.chunk()
-        self._refuse_unknown([] if chunk is None else chunk.parameters())
+        if chunk is not None and not (self._is_plain and self.parameters.are_all_of(chunk)):
+            self._refuse_unknown(chunk.parameters())
         self.buckets.renew(self._unsent)
         self._watch()
         self.sums.refuse_held()
