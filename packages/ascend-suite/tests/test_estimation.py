@@ -337,3 +337,13 @@ def test_estimating_loads_no_torch() -> None:
         "suggest(s, hbm=2**30); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_time_is_of_the_slowest_stage_whichever_is_the_fullest() -> None:
+    """With more micro-batches the first stage takes most memory; the last still has the head."""
+    shape = with_(LLAMA, layers=8, hidden=1024, heads=16, ffn=None, seq=2048, pp=4, tp=4, dp=8)
+    one, two = (estimate(with_(shape, micro_batches=n)) for n in (1, 2))
+    assert one.notes != two.notes  # another stage takes most
+    assert two.time.seconds > one.time.seconds
+    again = Plan({"recompute-layers": RecomputeLayersConfig()})
+    assert estimate(shape, again).time.ratio > 1

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_core.errors import ConfigError
-from ascend_suite import ModelShape, Suggestion, estimate, suggest
+from ascend_ddp.config import DDPConfig, ShardedConfig
+from ascend_recompute.config import (
+    RecomputeActivationConfig,
+    RecomputeLayersConfig,
+    RecomputeNormConfig,
+)
+from ascend_reuse_param.config import ReuseParamConfig
+from ascend_suite import Estimate, ModelShape, Suggestion, estimate, suggest
+from ascend_suite.check import check
+from ascend_suite.families import training_of
+from ascend_suite.finding import errors_of
 from ascend_suite.plan import Plan
+from ascend_swap.config import SwapAttentionConfig, SwapOptimizerConfig
 
 LLAMA = ModelShape(
     layers=32, hidden=4096, heads=32, ffn=11008, seq=4096, vocab=32000, positions="rotary",
@@ -78,6 +92,69 @@ def test_more_memory_never_costs_more(shape: ModelShape, few: float, many: float
     assert seconds(found[1]) <= seconds(found[0])
 
 
+def price(one: Estimate) -> tuple[float, ...]:
+    return one.time.seconds, one.peak_bytes, one.host_bytes
+
+
+@settings(max_examples=12, deadline=None)
+@given(shape=shapes, part=parts)
+def test_each_runner_up_takes_less_of_something(shape: ModelShape, part: float) -> None:
+    hbm = max(1, int(part * estimate(shape).peak_bytes))
+    found = suggest(shape, hbm=hbm, permits=anything, runners_up=100)
+    chosen = () if found.chosen is None else (found.chosen,)
+    shown = [price(candidate.estimate) for candidate in (*chosen, *found.runners_up)]
+    for number, one in enumerate(shown):
+        for other in shown[:number]:
+            assert any(mine < theirs for mine, theirs in zip(one, other, strict=True))
+
+
+STAGES = ModelShape(
+    layers=6, hidden=256, heads=4, seq=512, vocab=4096, dtype="bfloat16", masters=True,
+    micro_batch=4, micro_batches=4, pp=2,
+)  # fmt: skip
+RANKS = dataclasses.replace(STAGES, pp=1, layers=3, dp=8)
+
+
+def every_plan(shape: ModelShape) -> Iterator[Plan]:
+    """Of every choice of features and layers, with the default of the other options."""
+    masters = shape.masters and shape.dtype == "bfloat16"
+    swaps = [
+        {"swap-optimizer": SwapOptimizerConfig(swap_optimizer_times=times, master_weights=masters)}
+        for times in (None, 128)
+    ]
+    states: list[dict[str, Any]] = [{}, *swaps]
+    states += [{"reuse-fp32-param": ReuseParamConfig()}] if masters else []
+    ranks: list[dict[str, Any]] = [{}]
+    if shape.dp > 1:
+        shards = {"reduce-gradients": DDPConfig(mode="reduce-scatter")}
+        ranks += [{"reduce-gradients": DDPConfig()}, {**shards, "shard-optimizer": ShardedConfig()}]
+    layers = shape.layers // shape.pp
+    activations = [
+        {"recompute-activation": RecomputeActivationConfig()},
+        {"recompute-norm": RecomputeNormConfig()},
+        {"swap-attention": SwapAttentionConfig()},
+    ]
+    for chosen in itertools.product(*([{}, one] for one in activations), states, ranks):
+        features: dict[str, Any] = {name: one for part in chosen for name, one in part.items()}
+        yield Plan(features, training_of(shape))
+        # Where all layers run again there is nothing left for what works on the others.
+        last = layers if not any(chosen[:3]) else layers - 1
+        for number in range(1, last + 1):
+            again = {"recompute-layers": RecomputeLayersConfig(num_layers=number)}
+            yield Plan({**features, **again}, training_of(shape))
+
+
+@pytest.mark.parametrize("shape", [SMALL, STAGES, RANKS], ids=["one", "stages", "ranks"])
+def test_no_plan_that_goes_together_is_cheaper(shape: ModelShape) -> None:
+    plans = [plan for plan in every_plan(shape) if not errors_of(check(plan))]
+    found = [estimate(shape, plan) for plan in plans]
+    least, most = min(one.peak_bytes for one in found), estimate(shape).peak_bytes
+    for part in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        hbm = int(least + part * (most - least))
+        cheapest = min(one.time.seconds for one in found if one.peak_bytes <= hbm)
+        assert seconds(suggest(shape, hbm=hbm)) == cheapest
+
+
 def test_it_is_the_same_each_time() -> None:
     assert suggest(LLAMA, hbm=64 * GIB).as_json() == suggest(LLAMA, hbm=64 * GIB).as_json()
 
@@ -111,9 +188,6 @@ def test_rules_and_the_host_are_heeded() -> None:
 
 def test_a_plan_that_the_rules_refuse_is_not_suggested() -> None:
     for shape in (LLAMA, dataclasses.replace(LLAMA, dp=8)):
-        from ascend_suite.check import check
-        from ascend_suite.finding import errors_of
-
         found = suggest(shape, hbm=40 * GIB)
         assert found.chosen is not None
         for one in (found.chosen, *found.runners_up):

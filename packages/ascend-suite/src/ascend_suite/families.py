@@ -80,7 +80,7 @@ def training_of(shape: ModelShape) -> dict[str, object]:
 def _activations(device: DeviceKind) -> Iterator[dict[str, Any]]:
     activation = {"recompute-activation": RecomputeActivationConfig()}
     norm = {"recompute-norm": RecomputeNormConfig()}
-    rebuilds: tuple[dict[str, Any], ...] = ({}, activation, {**activation, **norm})
+    rebuilds: tuple[dict[str, Any], ...] = ({}, activation, norm, {**activation, **norm})
     for rebuilt in rebuilds:
         yield rebuilt
         if device != "cpu":
@@ -103,5 +103,8 @@ def _states(shape: ModelShape, device: DeviceKind) -> Iterator[dict[str, Any]]:
     whole = {"reduce-gradients": DDPConfig()}
     yield {}
     yield from ({**whole, **kind} for kind in kinds)
-    shards = DDPConfig(mode="reduce-scatter")
-    yield {"reduce-gradients": shards, "shard-optimizer": ShardedConfig()}
+    shards = {
+        "reduce-gradients": DDPConfig(mode="reduce-scatter"),
+        "shard-optimizer": ShardedConfig(),
+    }
+    yield from ({**shards, **kind} for kind in kinds)

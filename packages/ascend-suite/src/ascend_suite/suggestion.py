@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ascend_core.options import check_count
@@ -41,7 +42,8 @@ class Suggestion:
         plain: The estimate without any feature.
         chosen: The cheapest plan that fits; None when none does.
         runners_up: Other plans that fit, the cheapest first; when none fits, those that need
-            least.
+            least. Each takes less than those before it of something: of the device, of the host,
+            or of time.
         short_by: Bytes by which the plan that needs least does not fit; 0 when one fits.
         advice: When none fits, what would help, each with what it would come to.
     """
@@ -115,14 +117,14 @@ def suggest(
     plain = search.plain
     found.sort(key=_cost)
     if found:
-        shown = [Candidate(one, _why(one, plain)) for one in found[: runners_up + 1]]
+        shown = [Candidate(one, _why(one, plain)) for one in _worth_it(found)[: runners_up + 1]]
         return Suggestion(hbm, plain, shown[0], tuple(shown[1:]))
     least.sort(key=lambda one: (one.peak_bytes, _cost(one)))
     return Suggestion(
         hbm,
         plain,
         None,
-        tuple(Candidate(one, _why(one, plain)) for one in least[:runners_up]),
+        tuple(Candidate(one, _why(one, plain)) for one in _worth_it(least)[:runners_up]),
         short_by=max(0, least[0].peak_bytes - hbm),
         advice=tuple(_advice(least[0], hbm)),
     )
@@ -173,6 +175,21 @@ def _without_errors(plan: Plan) -> bool:
 def _cost(one: Estimate) -> tuple[float, int, int, list[str]]:
     names = sorted(one.plan.features)
     return one.time.seconds, len(names), one.peak_bytes, names
+
+
+def _worth_it(found: Sequence[Estimate]) -> list[Estimate]:
+    """Those that take less of something than each of those before them, in their order."""
+    kept: list[Estimate] = []
+    for one in found:
+        price = _price(one)
+        if not any(all(map(operator.le, _price(other), price)) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _price(one: Estimate) -> tuple[float, ...]:
+    """What a plan takes, of each kind."""
+    return one.time.seconds, one.peak_bytes, one.host_bytes
 
 
 def _why(one: Estimate, plain: Estimate) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from ascend_core.options import check_one_of
 from ascend_suite.estimation.blueprint import Blueprint
 from ascend_suite.estimation.hardware import DeviceKind, Hardware
 from ascend_suite.estimation.kernels import KERNELS
 from ascend_suite.estimation.memory import StageMemory
-from ascend_suite.estimation.result import Estimate
+from ascend_suite.estimation.result import Estimate, StepTime
 from ascend_suite.estimation.time import step_time
 from ascend_suite.estimation.treatment import FEATURES
 from ascend_suite.plan import Plan
@@ -33,7 +36,8 @@ def estimate(
         hardware: The machine's rates, for the time; those of `Hardware()` when left out.
 
     Returns:
-        The figures of the device that takes most, the first pipeline stage's or the last's.
+        The bytes of the device that takes most, on the first pipeline stage or the last; the host's
+        beside the stage that takes most of that; the time of the slowest.
 
     Raises:
         ConfigError: When `device` is none of "cpu", "cuda" and "npu".
@@ -75,10 +79,17 @@ class Estimator:
             parameters=blueprint.parameters,
             parameters_per_device=sum(highest.sizes),
             moments=moments,
-            host_bytes=highest.optimizer.host + highest.moved,
-            time=step_time(highest, self._plain[highest.stage], self._hardware),
+            host_bytes=max(stage.optimizer.host + stage.moved for stage, _ in points),
+            time=self._time([stage for stage, _ in points]),
             notes=tuple(_notes(shape, plan, highest.stage)),
         )
+
+    def _time(self, stages: Sequence[StageMemory]) -> StepTime:
+        """That of the slowest stage, which the others wait for; not of the fullest one."""
+        times = [step_time(one, self._plain[one.stage], self._hardware) for one in stages]
+        slowest = max(times, key=lambda time: time.seconds)
+        plain = max(time.plain_seconds for time in times)
+        return dataclasses.replace(slowest, plain_seconds=plain)
 
 
 def _notes(shape: ModelShape, plan: Plan, stage: int) -> list[str]:
