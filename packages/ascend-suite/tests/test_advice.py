@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn, optim
 
+from ascend_recompute.config import RecomputeLayersConfig
 from ascend_reuse_param.config import ReuseParamConfig
+from ascend_suite import estimate, suggest
 from ascend_suite._advice import is_out_of_memory, named, plan_that_fits
 from ascend_suite._shape_reading import SeenTokens, read_shape
 from ascend_suite.applying import apply
@@ -108,3 +110,77 @@ def test_what_cannot_be_suggested_hides_nothing() -> None:
     shape = ModelShape(layers=1, hidden=8, heads=1, seq=4, vocab=16)
     note = plan_that_fits(dataclasses.replace(shape), torch.device("meta"))
     assert note.startswith("ascend-suite: no plan could be suggested (")
+
+
+SHAPE = ModelShape(layers=8, hidden=1024, heads=16, seq=2048, vocab=1024, micro_batch=8)
+MIB = 2**20
+
+
+def note(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, total: int, others: int = 0, kind: str = "cuda"
+) -> str:
+    """What is said of a device of which others hold some, and this process the rest."""
+    reserved = total - others
+    device = SimpleNamespace(mem_get_info=lambda _: (0, total), memory_reserved=lambda _: reserved)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    return plan_that_fits(SHAPE, torch.device(kind), plan)
+
+
+def peak(plan: Plan) -> int:
+    return estimate(SHAPE, plan, device="cuda").peak_bytes
+
+
+def again(layers: int) -> Plan:
+    return Plan({"recompute-layers": RecomputeLayersConfig(num_layers=layers)})
+
+
+def test_more_of_a_feature_that_is_on_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same names do not make the same plan."""
+    said = note(monkeypatch, again(1), peak(again(1)))
+    assert "by the estimate this fits" not in said
+    assert "would fit: " in said and "recompute-layers(num_layers=1)" not in said
+
+
+def test_the_suggested_plan_leaves_room_for_the_allocator_and_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    total = int(1.1 * peak(again(4)))
+    alone, beside = note(monkeypatch, NOTHING, total), note(monkeypatch, NOTHING, total, total // 4)
+    assert alone != beside
+    for said, others in ((alone, 0), (beside, total // 4)):
+        chosen = suggest(SHAPE, hbm=int(0.97 * total - others - 24 * MIB), device="cuda").chosen
+        assert chosen is not None
+        assert f" MiB would fit: {named(chosen.estimate.plan)}. " in said
+
+
+def test_what_fits_by_the_estimate_and_does_not_is_told_what_takes_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a plan that the estimate finds cheaper takes more."""
+    plan = Plan({"swap-optimizer": SwapOptimizerConfig(), **again(6).features})
+    said = note(monkeypatch, plan, 4 * peak(NOTHING))
+    assert "by the estimate this fits" in said and "Less take: " in said
+    assert "plain" not in said
+    last = Plan(
+        {"swap-optimizer": SwapOptimizerConfig(swap_optimizer_times=128), **again(8).features}
+    )
+    assert "No plan takes less." in note(monkeypatch, last, 4 * peak(NOTHING))
+
+
+def test_where_no_plan_fits_the_note_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = note(monkeypatch, NOTHING, 64 * MIB)
+    assert "none would fit 64 MiB" in said and "a micro-batch half as large: " in said
+    assert ".;" not in said
+
+
+def test_a_model_that_fails_when_it_is_asked_hides_no_error(session_features: ModuleType) -> None:
+    class Failing(nn.Linear):
+        @property
+        def config(self) -> Any:
+            raise RuntimeError("no config yet")
+
+    plan = Plan({"test-early": session_features.Options()})
+    with pytest.raises(torch.OutOfMemoryError) as caught, apply(plan, Failing(2, 2)):
+        raise torch.OutOfMemoryError("full")
+    assert session_features.HAPPENED == ["early on", "early off"]
+    assert len(caught.value.__notes__) == 1

@@ -6,6 +6,7 @@ Runs with `--npu-sim`, of whatever schedule: each program starts a device of its
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,10 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = Path(__file__).parent / "small_npu_session.py"
 
 
-def said(model: str, hbm: str) -> list[str]:
+def said(model: str, hbm: str, *layers: str) -> list[str]:
     """What a program says whose device has so much memory."""
     simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
-    device = ["run", "--schedule=eager", f"--hbm={hbm}", str(PROGRAM), model]
+    device = ["run", "--schedule=eager", f"--hbm={hbm}", str(PROGRAM), model, *layers]
     done = subprocess.run(
         [sys.executable, "-c", simulator, *device], capture_output=True, text=True, check=False
     )
@@ -35,13 +36,19 @@ def said(model: str, hbm: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_out_of_memory_names_a_plan_that_would_fit() -> None:
+def test_out_of_memory_names_a_plan_that_fits() -> None:
     pytest.importorskip("ascend_suite.suggestion", reason="needs the estimate")
     first, *notes = said("gpt", "96M")
     assert first == "out of memory"
     [note] = [note for note in notes if note.startswith("ascend-suite: ")]
     assert "in 96 MiB would fit: " in note
-    assert "recompute-layers" in note or "recompute-activation" in note
+    named = re.search(r"would fit: recompute-layers\(num_layers=(\d+)\)\.", note)
+    assert named is not None, note
+    assert said("gpt", "96M", named[1]) == ["trained"]
+    fewer = str(int(named[1]) - 1)
+    first, *notes = said("gpt", "96M", fewer)
+    assert first == "out of memory"
+    assert any(named[0] in note for note in notes)
 
 
 def test_a_model_that_does_not_tell_its_shape_is_told_what_to_do() -> None:

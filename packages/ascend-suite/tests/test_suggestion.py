@@ -184,6 +184,8 @@ def test_rules_and_the_host_are_heeded() -> None:
     assert refused.chosen is None  # only plain, which needs no permission, was looked at
     short = suggest(LLAMA, hbm=64 * GIB, host=GIB)
     assert short.chosen is None and suggest(LLAMA, hbm=64 * GIB).chosen is not None
+    assert all(one.estimate.host_bytes <= GIB for one in short.runners_up)
+    assert short.short_by == short.runners_up[0].estimate.peak_bytes - 64 * GIB > 0
 
 
 def test_a_plan_that_the_rules_refuse_is_not_suggested() -> None:

@@ -14,6 +14,9 @@ from ascend_suite.shape import ModelShape
 __all__ = ["is_out_of_memory", "plan_that_fits"]
 
 _MIB = 2**20
+_SEGMENTS = 24 * _MIB
+_UNUSABLE = 0.03
+"""The part of a device that lies between blocks that are in use."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -55,26 +58,43 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _suggested(shape: ModelShape, device: torch.device, plan: Plan) -> str:
+    from ascend_suite.estimation.estimate import estimate
     from ascend_suite.suggestion import suggest
 
     kind: Any = device.type
-    hbm = int(torch.get_device_module(device).mem_get_info(device)[1])
-    found = suggest(shape, hbm=hbm, device=kind)
-    memory = f"{hbm / _MIB:,.0f} MiB"
+    total, room = _room(device)
+    memory = f"{total / _MIB:,.0f} MiB"
+    now = estimate(shape, plan, device=kind).peak_bytes
+    # By the estimate it may fit; that it does not is a fact.
+    found = suggest(shape, hbm=max(1, min(room, now - 1)), device=kind)
+    shown = [found.chosen, *found.runners_up] if found.chosen else found.runners_up
+    less = [named(one.estimate.plan) for one in shown if one and one.estimate.peak_bytes < now]
+    if now <= room:
+        others = f"Less take: {'; '.join(less)}" if less else "No plan takes less"
+        return (
+            f"by the estimate this fits {memory}, so that something else takes memory, too: other "
+            f"models, other processes, blocks between those in use. {others}."
+        )
     if found.chosen is None:
-        advice = "; ".join(found.advice)
+        advice = " ".join(found.advice)
         return (
             f"of the plans that go together none would fit {memory}: the smallest takes "
             f"{found.short_by / _MIB:,.0f} MiB more. {advice}".rstrip()
         )
-    others = [named(one.estimate.plan) for one in found.runners_up]
-    if set(found.chosen.estimate.plan.features) <= set(plan.features):
-        return (
-            f"by the estimate this fits {memory}, so that something else takes memory, too: other "
-            f"models, other processes, blocks between those in use. Less take: {'; '.join(others)}."
-        )
-    also = f" Also: {'; '.join(others)}." if others else ""
-    return f"in {memory} would fit: {named(found.chosen.estimate.plan)}. {found.chosen.why}{also}"
+    also = f" Also: {'; '.join(less[1:])}." if less[1:] else ""
+    return f"in {memory} would fit: {less[0]}. {found.chosen.why}{also}"
+
+
+def _room(device: torch.device) -> tuple[int, int]:
+    """Bytes of a device, and those of them that an estimate may fill.
+
+    Not what others hold (processes, libraries, the device's context), nor what the allocator cannot
+    hand out: it takes segments of 20 MiB from the device, and of 2 MiB for small tensors.
+    """
+    module: Any = torch.get_device_module(device)
+    free, total = module.mem_get_info(device)
+    others = max(0, total - free - module.memory_reserved(device))
+    return int(total), int(total - others - _SEGMENTS - _UNUSABLE * total)
 
 
 def named(plan: Plan) -> str:

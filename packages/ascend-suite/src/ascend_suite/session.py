@@ -227,8 +227,9 @@ class Session:
             return self._shape
         try:
             return read_shape(self._first, self._given, self.plan, self._seen)
-        except AscendError as error:
-            return (f"shape ({error.what.rstrip('.')})",)
+        except Exception as error:  # also one of the model's own code: another error is under way
+            what = error.what if isinstance(error, AscendError) else str(error)
+            return (f"shape ({what.rstrip('.')})",)
 
 
 def _device_of(model: nn.Module) -> torch.device:

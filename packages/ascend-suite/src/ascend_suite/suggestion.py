@@ -16,6 +16,7 @@ from ascend_suite.families import Family, families
 from ascend_suite.finding import errors_of
 from ascend_suite.plan import Plan
 from ascend_suite.shape import ModelShape
+from ascend_suite.size import size_text
 
 __all__ = ["Candidate", "Suggestion", "suggest"]
 
@@ -42,8 +43,8 @@ class Suggestion:
         plain: The estimate without any feature.
         chosen: The cheapest plan that fits; None when none does.
         runners_up: Other plans that fit, the cheapest first; when none fits, those that need
-            least. Each takes less than those before it of something: of the device, of the host,
-            or of time.
+            least, of those that have room on the host. Each takes less than those before it of
+            something: of the device, of the host, or of time.
         short_by: Bytes by which the plan that needs least does not fit; 0 when one fits.
         advice: When none fits, what would help, each with what it would come to.
     """
@@ -112,7 +113,7 @@ def suggest(
             continue
         dial = 0 if not allowed(family.plan(family.turns)) else family.turns
         fitting, smallest = search.first_that_fits(family, dial)
-        least.append(smallest)
+        least += [smallest] if search.has_host(smallest) else []
         found += [fitting] if fitting is not None else []
     plain = search.plain
     found.sort(key=_cost)
@@ -148,7 +149,7 @@ class _Search:
         if self._fits(none) or not turns:
             return (none if self._fits(none) else None), none
         best = self._estimator.estimate(family.plan(turns))
-        smallest = min(none, best, key=lambda one: one.peak_bytes)
+        smallest = min(none, best, key=lambda one: (not self.has_host(one), one.peak_bytes))
         if not self._fits(best):
             return None, smallest
         low, high = 0, turns
@@ -162,7 +163,11 @@ class _Search:
         return best, smallest
 
     def _fits(self, one: Estimate) -> bool:
-        return one.peak_bytes <= self._hbm and (self._host is None or one.host_bytes <= self._host)
+        return one.peak_bytes <= self._hbm and self.has_host(one)
+
+    def has_host(self, one: Estimate) -> bool:
+        """Whether the host has room for what a plan moves there."""
+        return self._host is None or one.host_bytes <= self._host
 
 
 def _without_errors(plan: Plan) -> bool:
@@ -194,12 +199,12 @@ def _price(one: Estimate) -> tuple[float, ...]:
 
 def _why(one: Estimate, plain: Estimate) -> str:
     if not one.plan.features:
-        return f"nothing has to be done: {_gib(one.peak_bytes)} at the highest."
-    text = f"{_gib(one.peak_bytes)} instead of {_gib(plain.peak_bytes)}"
+        return f"nothing has to be done: {size_text(one.peak_bytes)} at the highest."
+    text = f"{size_text(one.peak_bytes)} instead of {size_text(plain.peak_bytes)}"
     change = 100 * (one.time.ratio - 1)
     text += f", for {abs(change):.1f} % {'more' if change >= 0 else 'less'} time by the model"
     if one.host_bytes:
-        text += f", and {_gib(one.host_bytes)} of the host"
+        text += f", and {size_text(one.host_bytes)} of the host"
     return f"{text}; highest in {one.peak.name}."
 
 
@@ -223,8 +228,4 @@ def _advice(least: Estimate, hbm: int) -> Iterator[str]:
     for words, changed in changes:
         other = estimate(changed, least.plan, device=least.device)
         enough = "fits" if other.peak_bytes <= hbm else "is not enough"
-        yield f"{words}: {_gib(other.peak_bytes)}, which {enough}."
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+        yield f"{words}: {size_text(other.peak_bytes)}, which {enough}."
