@@ -73,7 +73,8 @@ def _suggested(shape: ModelShape, device: torch.device, plan: Plan) -> str:
         others = f"Less take: {'; '.join(less)}" if less else "No plan takes less"
         return (
             f"by the estimate this fits {memory}, so that something else takes memory, too: other "
-            f"models, other processes, blocks between those in use. {others}."
+            "models, other processes, blocks between those in use (fewer with "
+            f"PYTORCH_{kind.upper()}_ALLOC_CONF=expandable_segments:True). {others}."
         )
     if found.chosen is None:
         advice = " ".join(found.advice)
