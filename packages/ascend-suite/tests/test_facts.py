@@ -54,8 +54,19 @@ class Checkpointed(nn.Linear):
     gradient_checkpointing = True
 
 
+class SaysOfTheWhole(nn.Linear):
+    is_gradient_checkpointing = True
+
+
+class Asked(nn.Linear):
+    def gradient_checkpointing(self) -> bool:
+        return True
+
+
 def test_signs_of_libraries() -> None:
     assert facts(Checkpointed(2, 2))["gradient_checkpointing"] is True
+    assert facts(SaysOfTheWhole(2, 2))["gradient_checkpointing"] is True
+    assert "gradient_checkpointing" not in facts(Asked(2, 2))
     adapted = nn.Module()
     adapted.lora_A = nn.Linear(2, 2)
     assert facts(adapted)["lora"] is True

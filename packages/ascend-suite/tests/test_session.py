@@ -236,6 +236,20 @@ def test_chunks_are_refused_where_layers_are_counted(session_features: ModuleTyp
         apply(plan, [])
 
 
+def test_what_stands_at_anothers_place_is_named() -> None:
+    norms: Any = {"recompute-norm": RecomputeNormConfig()}
+    whole, nothing = model(), Plan()
+    with pytest.raises(ConfigError, match=r"a dict as its plan[\s\S]*Plan\.of"):
+        apply(norms, whole)
+    for wrong in (None, "model", [whole, "model"], {"model": whole}):
+        with pytest.raises(ConfigError, match="as a model"):
+            apply(nothing, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a list as its optimizer"):
+        apply(nothing, whole, list(whole.parameters()))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a dict as its shape"):
+        apply(nothing, whole, shape={"layers": 2})  # type: ignore[arg-type]
+
+
 def test_what_the_plan_says_of_the_training_must_be_so(session_features: ModuleType) -> None:
     plan = Plan(
         {"test-early": session_features.Options()},

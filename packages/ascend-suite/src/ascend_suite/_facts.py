@@ -6,6 +6,7 @@ to be false where it is not: gradient checkpointing may be turned on later, and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -19,8 +20,15 @@ from ascend_core.optim.rules import rule_for
 from ascend_suite.doctor._software import cann
 from ascend_suite.finding import Finding, Severity
 from ascend_suite.versions import installed_versions
+from ascend_suite.vocabulary import VOCABULARY
 
-__all__ = ["contradictions", "found_facts"]
+__all__ = ["contradictions", "found_facts", "told_by_config"]
+
+# Weights tell their type; which modules a model is made of is the choice of its spec.
+_TOLD_BY_OTHERS = frozenset({"bf16", "fp16", "transformer_impl"})
+_HOLDERS = ("ModelParallelConfig", "TransformerConfig")
+_PLAIN = (bool, int, float, str, list)
+_CHECKPOINTED = ("gradient_checkpointing", "is_gradient_checkpointing")
 
 
 def found_facts(
@@ -47,6 +55,26 @@ def found_facts(
     if optimizer is not None:
         facts.update(_of_optimizer(optimizer))
     return facts
+
+
+def told_by_config(chunks: Sequence[nn.Module]) -> dict[str, object]:
+    """Read off what a model's config of megatron-core says of its training, beside its defaults.
+
+    Where the plan says something else that counts: a training script's arguments say some things in
+    other words than the config that is made of them.
+    """
+    modules = chain.from_iterable(chunk.modules() for chunk in chunks)
+    configs: Iterable[Any] = (getattr(m, "config", None) for m in modules if _is_of_megatron(m))
+    config = next((one for one in configs if dataclasses.is_dataclass(one)), None)
+    told: dict[str, object] = {}
+    for field in () if config is None else dataclasses.fields(config):
+        value, option = getattr(config, field.name), VOCABULARY.get(field.name)
+        known = option is not None and option.holder in _HOLDERS
+        if known and value != field.default and isinstance(value, _PLAIN):
+            told[field.name] = value
+    if told.get("recompute_granularity") != "selective":
+        told.pop("recompute_modules", None)  # megatron-core itself fills it in, for that alone
+    return {name: value for name, value in told.items() if name not in _TOLD_BY_OTHERS}
 
 
 def contradictions(stated: Mapping[str, object], found: Mapping[str, object]) -> list[Finding]:
@@ -121,8 +149,9 @@ def _of_modules(modules: Sequence[nn.Module]) -> dict[str, object]:
 
 
 def _is_checkpointed(module: nn.Module) -> bool:
-    """As Hugging Face's models say of each part that can be."""
-    return getattr(module, "gradient_checkpointing", None) not in (None, False)
+    """As Hugging Face's models say: of each part that can be, and of a model as a whole."""
+    said = (getattr(module, name, None) for name in _CHECKPOINTED)
+    return any(one not in (None, False) and not callable(one) for one in said)
 
 
 def _is_of_megatron(module: nn.Module) -> bool:

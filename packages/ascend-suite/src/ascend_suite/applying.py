@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn, optim
 
 from ascend_core.errors import ConfigError
 from ascend_core.feature import Feature, get_feature
-from ascend_suite._facts import contradictions, found_facts
+from ascend_suite._facts import contradictions, found_facts, told_by_config
 from ascend_suite._order import in_order, takes_chunks
 from ascend_suite.check import check
 from ascend_suite.finding import Finding, IncompatiblePlanError, errors_of
@@ -33,8 +33,9 @@ def apply(
 
     Nothing is turned on unless the plan may be. What the model, the optimizer and the process tell
     of the training (its dtype and device, ranks, versions, DTensors, ...) is checked with the plan;
-    where the plan says otherwise, that is an error. Features come on in the order that fits them;
-    when one of them cannot, those before it are turned off again.
+    where the plan says otherwise, that is an error. What a config of megatron-core in the model
+    says (its recompute, captured graphs, ...) is checked where the plan says nothing. Features come
+    on in the order that fits them; when one of them cannot, those before it are turned off again.
 
         with apply(plan, model, optimizer) as session:
             for batch in batches:
@@ -60,9 +61,11 @@ def apply(
         IncompatiblePlanError: When the plan cannot work here, with all that is wrong with it.
         FeatureNotFoundError: When no installed package offers a feature.
         ConfigError: When there is no optimizer for a feature that works on one, the model is a list
-            for a feature that takes none, or a feature refuses what it is given.
+            for a feature that takes none, a feature refuses what it is given, or something else
+            stands where the plan, the model, the optimizer or the shape is to be.
     """
-    chunks = [model] if isinstance(model, nn.Module) else list(model)
+    _check_kinds(plan, optimizer, shape)
+    chunks = _chunks(model)
     features = in_order(get_feature(name) for name in plan.features)
     plan, findings = _checked(plan, chunks, optimizer)
     _check_targets(features, model, optimizer)
@@ -76,15 +79,50 @@ def apply(
     return session
 
 
+def _check_kinds(plan: object, optimizer: object, shape: object) -> None:
+    """Refuse what stands at another's place, before anything is looked up in it."""
+    if not isinstance(plan, Plan):
+        raise ConfigError(
+            f"apply was given a {type(plan).__name__} as its plan.",
+            instead="build one: Plan.of(configs...), Plan.from_file(path) or Plan.from_mapping.",
+        )
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            f"apply was given a {type(optimizer).__name__} as its optimizer.",
+            instead="pass the optimizer that steps the model: apply(plan, model, optimizer).",
+        )
+    if not isinstance(shape, ModelShape | None):
+        raise ConfigError(
+            f"apply was given a {type(shape).__name__} as its shape.",
+            instead="build one: ModelShape(layers=..., hidden=..., ...).",
+        )
+
+
+def _chunks(model: object) -> Sequence[nn.Module]:
+    """The model, or the chunks that it consists of."""
+    chunks = [model] if isinstance(model, nn.Module) or not isinstance(model, Iterable) else model
+    found = []
+    for chunk in chunks:
+        if not isinstance(chunk, nn.Module):
+            raise ConfigError(
+                f"apply was given a {type(chunk).__name__} as a model.",
+                instead="pass the model, an nn.Module, or the list of its chunks.",
+            )
+        found.append(chunk)
+    if not found:
+        raise ConfigError("apply was given no model chunk.", instead="pass the model.")
+    return found
+
+
 def _checked(
     plan: Plan, chunks: Sequence[nn.Module], optimizer: optim.Optimizer | None
 ) -> tuple[Plan, tuple[Finding, ...]]:
     """The plan with what was found, and what is to be said about it."""
-    if not chunks:
-        raise ConfigError("apply was given no model chunk.", instead="pass the model.")
     found = found_facts(chunks, optimizer)
     wrong = contradictions(plan.training, found)
-    whole = dataclasses.replace(plan, training={**plan.training, **found})
+    told = told_by_config(chunks)
+    unsaid = {name: value for name, value in told.items() if plan.training.get(name) is None}
+    whole = dataclasses.replace(plan, training={**plan.training, **unsaid, **found})
     findings = (*wrong, *check(whole))
     if errors_of(findings):
         raise IncompatiblePlanError(findings)

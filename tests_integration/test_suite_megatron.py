@@ -1,4 +1,4 @@
-"""The shape that the suite reads off a real model of megatron-core, for what fits a device."""
+"""What the suite reads off a real model of megatron-core: its shape, and what it trains with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn, optim
 
-from ascend_suite import ModelShape, Plan, estimate
+from ascend_recompute.config import RecomputeLayersConfig
+from ascend_suite import ModelShape, Plan, apply, estimate
 from ascend_suite._shape_reading import SeenTokens, read_shape
+from ascend_suite.finding import IncompatiblePlanError
 from tests_integration.megatron_cpu import (
     BATCH,
     HEADS,
@@ -89,3 +91,42 @@ def test_the_type_is_that_of_most_elements() -> None:
     seen.batch, seen.seq = BATCH, SEQUENCE
     found: Any = read_shape(model, None, Plan(), seen)
     assert found.dtype == "bfloat16"
+
+
+LAYERS_AGAIN = RecomputeLayersConfig(num_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (
+            {
+                "recompute_granularity": "full",
+                "recompute_method": "block",
+                "recompute_num_layers": 1,
+            },
+            "layers twice",
+        ),
+        ({"cuda_graph_impl": "local"}, "captured graphs"),
+        ({"gradient_accumulation_fusion": True}, "fused gradient accumulation"),
+    ],
+    ids=["recompute", "graph", "fusion"],
+)
+def test_what_the_models_config_says_is_checked_with_the_plan(
+    options: dict[str, Any], rule: str
+) -> None:
+    model = gpt()
+    for name, value in options.items():
+        setattr(model.config, name, value)
+    with pytest.raises(IncompatiblePlanError, match=rule):
+        apply(Plan({"recompute-layers": LAYERS_AGAIN}), model)
+
+
+def test_the_plan_counts_more_than_the_models_config() -> None:
+    """A script's arguments do not say all as the config does that is made of them."""
+    model = gpt()
+    training = {"num_query_groups": 1, "recompute_granularity": None}
+    with apply(Plan({"recompute-layers": LAYERS_AGAIN}, training=training), model) as session:
+        assert session.plan.training["num_query_groups"] == 1
+        assert session.plan.training["num_attention_heads"] == HEADS
+        assert not session.findings
