@@ -347,3 +347,18 @@ def test_the_time_is_of_the_slowest_stage_whichever_is_the_fullest() -> None:
     assert two.time.seconds > one.time.seconds
     again = Plan({"recompute-layers": RecomputeLayersConfig()})
     assert estimate(shape, again).time.ratio > 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kv_heads": 5}, "heads=32 cannot be split into kv_heads=5"),
+        ({"kv_heads": 64}, "heads=32 cannot be split into kv_heads=64"),
+        ({"tp": 32, "sequence_parallel": True, "seq": 48}, "seq=48 cannot be split into cp"),
+        ({"tied": "no"}, "tied is 'no'"),
+        ({"masters": 1}, "masters is 1"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_(LLAMA, **values)

@@ -204,6 +204,16 @@ def test_what_would_help_where_nothing_fits() -> None:
     assert any(text.startswith("tp=2") and "fits" in text for text in found.advice)
 
 
+def test_what_cannot_be_divided_is_not_advised() -> None:
+    odd = ModelShape(
+        layers=3, hidden=96, heads=6, seq=63, vocab=32, tp=2, sequence_parallel=False, flash=False
+    )
+    found = suggest(odd, hbm=1)
+    assert found.chosen is None and found.advice == ()
+    cut = suggest(dataclasses.replace(odd, heads=8, seq=66, sequence_parallel=True), hbm=1)
+    assert cut.advice == ()
+
+
 def test_it_takes_less_than_a_second() -> None:
     begin = time.process_time()
     suggest(LLAMA, hbm=48 * GIB)

@@ -16,6 +16,9 @@ _COUNTS = (
     "layers", "hidden", "heads", "seq", "vocab", "micro_batch", "micro_batches",
     "tp", "pp", "vpp", "dp", "cp",
 )  # fmt: skip
+_SWITCHES = (
+    "tied", "dropout", "flash", "fp32_loss", "fused_step", "masters", "sequence_parallel",
+)  # fmt: skip
 _WORDS = {
     "activation": ("swiglu", "gelu"),
     "norm": ("rms", "layer"),
@@ -99,16 +102,21 @@ class ModelShape:
         for name in ("kv_heads", "head_size", "ffn"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        for name in _SWITCHES:
+            self._check_switch(name, getattr(self, name))
         for name, known in _WORDS.items():
             check_one_of(name, getattr(self, name), known)
         if self.biases is not None:
             check_one_of("biases", self.biases, ("none", "mlp", "all"))
         if self.head_size is None:
             self._check_division("hidden", self.hidden, "heads", self.heads)
+        self._check_division("heads", self.heads, "kv_heads", self.kv_heads or self.heads)
         for name, number in (("heads", self.heads), ("ffn", self.ffn_size)):
             self._check_division(name, number, "tp", self.tp)
         self._check_division("layers", self.layers, "pp * vpp", self.pp * self.vpp)
         self._check_division("seq", self.seq, "cp", self.cp)
+        if self.sequence_parallel:
+            self._check_division("seq", self.seq, "cp * tp", self.cp * self.tp)
 
     @property
     def head_width(self) -> int:
@@ -144,6 +152,10 @@ class ModelShape:
     def item_bytes(self) -> int:
         """Bytes of one element of weights and activations."""
         return ITEM_BYTES[self.dtype]
+
+    def _check_switch(self, name: str, value: object) -> None:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}.", instead="use True or False.")
 
     def _check_division(self, name: str, number: int, parts: str, count: int) -> None:
         if number % count:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ascend_core.errors import ConfigError
 from ascend_core.options import check_count
 from ascend_suite.estimation.blueprint import Blueprint
 from ascend_suite.estimation.estimate import Estimator, estimate
@@ -211,21 +212,17 @@ def _why(one: Estimate, plain: Estimate) -> str:
 def _advice(least: Estimate, hbm: int) -> Iterator[str]:
     """What would help where no plan fits, and what the smallest plan would come to then."""
     shape = least.shape
-    changes: list[tuple[str, ModelShape]] = []
-    if shape.micro_batch > 1:
-        changes.append(
-            (
-                "a micro-batch half as large",
-                dataclasses.replace(shape, micro_batch=shape.micro_batch // 2),
-            )
-        )
-    if not shape.heads % (2 * shape.tp) and not shape.ffn_size % (2 * shape.tp):
-        changes.append((f"tp={2 * shape.tp}", dataclasses.replace(shape, tp=2 * shape.tp)))
-    if not shape.layers % (2 * shape.pp * shape.vpp):
-        changes.append((f"pp={2 * shape.pp}", dataclasses.replace(shape, pp=2 * shape.pp)))
-    if not shape.seq % (2 * shape.cp):
-        changes.append((f"cp={2 * shape.cp}", dataclasses.replace(shape, cp=2 * shape.cp)))
-    for words, changed in changes:
+    changes: dict[str, dict[str, Any]] = {
+        "a micro-batch half as large": {"micro_batch": shape.micro_batch // 2},
+        f"tp={2 * shape.tp}": {"tp": 2 * shape.tp},
+        f"pp={2 * shape.pp}": {"pp": 2 * shape.pp},
+        f"cp={2 * shape.cp}": {"cp": 2 * shape.cp},
+    }
+    for words, values in changes.items():
+        try:
+            changed = dataclasses.replace(shape, **values)
+        except ConfigError:  # it cannot be divided further
+            continue
         other = estimate(changed, least.plan, device=least.device)
         enough = "fits" if other.peak_bytes <= hbm else "is not enough"
         yield f"{words}: {size_text(other.peak_bytes)}, which {enough}."
