@@ -81,6 +81,23 @@ def test_a_scheduler_of_the_wrapped_optimizer_reaches_it_too() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
+def test_a_scheduler_of_the_wrapped_optimizer_does_not_warn_of_its_order() -> None:
+    params = parameters(10)
+    inner = optim.AdamW(params, lr=1.0)
+    schedule = lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    optimizer = windowed(inner)
+    with_gradients(params)
+    optimizer.step()
+    schedule.step()  # the tests make errors of warnings
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    early = parameters(10)
+    unstepped = optim.AdamW(early)
+    schedule = lr_scheduler.StepLR(unstepped, 1)
+    windowed(unstepped)
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        schedule.step()
+
+
 def test_frozen_parameters_are_ignored_and_may_be_unfrozen() -> None:  # SO-02
     plain, ours = parameters(70, 80), parameters(70, 80)
     for params, optimizer in (

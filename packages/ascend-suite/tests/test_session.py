@@ -327,6 +327,22 @@ def test_a_shard_has_the_other_features_inside(one_rank: None) -> None:
     train(ours, given, range(3, 4))
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_scheduler_that_was_made_before_goes_on(one_rank: None, sharded: bool) -> None:
+    ours, plain = model(), model()
+    losses = []
+    for of in (ours, plain):
+        given = adamw(of)
+        schedule = optim.lr_scheduler.StepLR(given, 1, gamma=0.5)
+        features = {**EVERYTHING, **(SHARDED if sharded else {})} if of is ours else {}
+        with apply(Plan(features), of, given) as session:
+            for step in range(3):
+                losses += train(of, session.optimizer, range(step, step + 1))
+                schedule.step()
+    assert all(map(torch.equal, losses[:3], losses[3:]))
+    assert equal(ours, plain)
+
+
 def test_chunks_are_reduced_together(one_rank: None) -> None:
     chunks = [nn.Linear(3, 3), nn.Linear(3, 3)]
     optimizer = optim.AdamW([p for chunk in chunks for p in chunk.parameters()])

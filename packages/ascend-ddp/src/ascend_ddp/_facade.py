@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ascend_core.errors import ConfigError, FeatureError, OptimizerFailedError
 from ascend_core.optim.rules import Rule
+from ascend_core.optim.schedulers import tell_schedulers
 from ascend_ddp._inner import options_of
 from ascend_ddp._kept import KeptState
 from ascend_ddp._norm import total_norm
@@ -67,6 +68,7 @@ class ShardedOptimizer(optim.Optimizer):
             FeatureError: When this optimizer, or the reduction, was removed.
         """
         self._check_trains()
+        tell_schedulers(self._given)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -25,6 +25,7 @@ from ascend_core.optim.journal import Journal, failed_because, is_torchs
 from ascend_core.optim.resident import Resident
 from ascend_core.optim.roster import Place, Roster, WindowSize
 from ascend_core.optim.rules import rule_for
+from ascend_core.optim.schedulers import tell_schedulers
 from ascend_core.optim.view import StateView
 from ascend_core.options import check_count
 
@@ -72,6 +73,7 @@ class WindowedOptimizer(optim.Optimizer):
             HostMemoryError: When state of new parameters finds no room. Nothing was stepped.
         """
         self._check_usable()
+        tell_schedulers(self._inner)
         loss = None
         if closure is not None:
             self._check_not_interrupted("step(closure)")
