@@ -458,6 +458,21 @@ def test_a_pipe_that_is_closed_ends_it_without_a_word(arguments: list[str]) -> N
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("arguments", [["features"], ["suggest", "--help"]], ids=" ".join)
+def test_an_output_that_lacks_letters_gets_the_others(arguments: list[str]) -> None:
+    done = run(*arguments, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii() and "?" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["features"], ["features", "--json"]], ids=" ".join)
+def test_without_an_output_the_exit_code_is_the_same(arguments: list[str]) -> None:
+    words = [sys.executable, "-m", "ascend_suite", *arguments]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *words]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def completions(words: str) -> list[str]:
     env = {
         "_ASCEND_SUITE_COMPLETE": "complete_bash",

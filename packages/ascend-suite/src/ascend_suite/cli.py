@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
+import os
 import signal
 import sys
 import threading
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             hold, 2 when the command could not do what it was asked for, and 130 when it was
             interrupted.
     """
-    with _ended_by_a_closed_pipe():
+    with _writable(), _ended_by_a_closed_pipe():
         try:
             _require_extra()
             from ascend_suite._app import build_app, commands_for
@@ -39,6 +41,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         except AscendError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
     raise SystemExit(_EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def _writable() -> Iterator[None]:
+    """Write what the output has no letter for as `?`, and nothing where there is no output."""
+    with contextlib.ExitStack() as stack:
+        if sys.stdout is None:  # closed, as `>&-` does
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        elif isinstance(sys.stdout, io.TextIOWrapper):
+            stack.callback(sys.stdout.reconfigure, errors=sys.stdout.errors)
+            sys.stdout.reconfigure(errors="replace")
+        yield
 
 
 @contextlib.contextmanager
