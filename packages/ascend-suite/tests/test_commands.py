@@ -369,6 +369,14 @@ def test_every_command_has_help_with_its_exit_codes(invoke: Invoke, command: str
     assert "Exit code 0" in " ".join(out.split()) and "--json" in out
 
 
+def test_suggest_takes_fused_ops_where_it_may_round_otherwise(invoke: Invoke) -> None:
+    words = ("suggest", "--hbm=100MiB", "--json", *MODEL)
+    exact, other = (json.loads(invoke(*words, *more)[1]) for more in ([], ["--not-bitwise"]))
+    looked_at = [[one["features"] for one in found["runners_up"]] for found in (exact, other)]
+    assert not any("fused-ops" in features for features in looked_at[0])
+    assert "fused-ops" in other["chosen"]["features"]
+
+
 LIGHT = [
     ["--help"],
     ["check", "-"],

@@ -196,6 +196,20 @@ def test_a_plan_that_the_rules_refuse_is_not_suggested() -> None:
             assert not errors_of(check(one.estimate.plan))
 
 
+def test_what_rounds_otherwise_is_suggested_where_it_is_asked_for_alone() -> None:
+    shape = dataclasses.replace(LLAMA, masters=False)
+    hbm = int(0.8 * estimate(shape).peak_bytes)
+    exact, other = (suggest(shape, hbm=hbm, bitwise=bitwise) for bitwise in (True, False))
+    assert exact.chosen is not None and other.chosen is not None
+    shown = (exact.chosen, *exact.runners_up)
+    assert not any("fused-ops" in one.estimate.plan.features for one in shown)
+    assert "fused-ops" in other.chosen.estimate.plan.features
+    assert seconds(other) < seconds(exact)
+    assert not errors_of(check(other.chosen.estimate.plan))
+    classic = dataclasses.replace(shape, activation="gelu", norm="layer")
+    assert suggest(classic, hbm=hbm, bitwise=False) == suggest(classic, hbm=hbm)
+
+
 def test_what_would_help_where_nothing_fits() -> None:
     found = suggest(dataclasses.replace(LLAMA, micro_batch=2), hbm=20 * GIB)
     assert found.chosen is None

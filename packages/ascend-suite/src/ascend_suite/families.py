@@ -4,7 +4,7 @@
 A plan is a way to treat activations and a way to treat the optimizer's state. One choice of the
 first has a dial: how many layers run again. Each turn of it saves bytes and costs time, so the
 first turn that fits is the cheapest of its family; it is found by halving. Features that do not
-promise the plain run's bits (fused-ops) are never suggested.
+promise the plain run's bits (fused-ops) are looked at where they are asked for alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ascend_ddp.config import DDPConfig, ShardedConfig
+from ascend_ops.config import FusedOpsConfig
 from ascend_recompute.config import (
     RecomputeActivationConfig,
     RecomputeLayersConfig,
@@ -53,15 +54,30 @@ class Family:
         return Plan(features, self.training)
 
 
-def families(shape: ModelShape, device: DeviceKind) -> Iterator[Family]:
-    """The families for a shape, plain first."""
+def families(shape: ModelShape, device: DeviceKind, *, bitwise: bool = True) -> Iterator[Family]:
+    """The families for a shape, plain first.
+
+    Args:
+        shape: The model and its training.
+        device: The kind of device.
+        bitwise: Whether all of them are to train to the plain run's bits.
+    """
     layers = shape.layers // shape.pp
     known = training_of(shape)
-    for state in _states(shape, device):
-        for kept in _activations(device):
-            # A last layer that runs again takes as much in its backward as before, or more.
-            turns = layers - 1 if kept else layers
-            yield Family({**state, **kept}, known, turns)
+    for operators in [{}] if bitwise else [{}, *_operators(shape)]:
+        for state in _states(shape, device):
+            for kept in _activations(device):
+                # A last layer that runs again takes as much in its backward as before, or more.
+                turns = layers - 1 if kept else layers
+                yield Family({**operators, **state, **kept}, known, turns)
+
+
+def _operators(shape: ModelShape) -> Iterator[dict[str, Any]]:
+    """fused-ops, with the operators that the model has a use for."""
+    uses = {"swiglu": shape.activation == "swiglu", "rms_norm": shape.norm == "rms"}
+    operators = tuple(name for name, used in uses.items() if used)
+    if operators:
+        yield {"fused-ops": FusedOpsConfig(operators=operators)}
 
 
 def training_of(shape: ModelShape) -> dict[str, object]:

@@ -82,6 +82,7 @@ def suggest(
     hardware: Hardware | None = None,
     permits: Callable[[Plan], bool] | None = None,
     runners_up: int = 4,
+    bitwise: bool = True,
 ) -> Suggestion:
     """Find the plan that fits and costs the least time.
 
@@ -94,6 +95,8 @@ def suggest(
         permits: Whether a plan is allowed; those that the rules of compatibility do not refuse when
             left out.
         runners_up: How many others to show.
+        bitwise: Whether all of them are to train to the plain run's bits. Without, `fused-ops` is
+            looked at too.
 
     Returns:
         The plan, or by how much none fits. Of plans that cost the same,
@@ -109,7 +112,7 @@ def suggest(
     allowed = permits or _without_errors
     found: list[Estimate] = []
     least: list[Estimate] = []
-    for family in families(shape, device):
+    for family in families(shape, device, bitwise=bitwise):
         if family.features and not allowed(family.plan(0)):
             continue
         dial = 0 if not allowed(family.plan(family.turns)) else family.turns

@@ -40,6 +40,13 @@ def suggest(
         DeviceKind, typer.Option(help="The kind of device.", rich_help_panel="Machine")
     ] = "npu",
     runners_up: Annotated[int, typer.Option(min=0, help="How many other plans to show.")] = 4,
+    not_bitwise: Annotated[
+        bool,
+        typer.Option(
+            "--not-bitwise",
+            help="Look at fused-ops too, which rounds otherwise.",
+        ),
+    ] = False,
     model: ModelFile = None,
     json: JsonOption = False,
     **fields: Any,
@@ -55,6 +62,7 @@ def suggest(
         device=device,
         hardware=hardware_of(fields),
         runners_up=runners_up,
+        bitwise=not not_bitwise,
     )
     fits = found.chosen is not None
     if json:
