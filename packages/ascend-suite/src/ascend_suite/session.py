@@ -129,7 +129,10 @@ class Session:
         return SessionReport(tuple(rows), remarks)
 
     def metrics(self) -> dict[str, int | float]:
-        """The numbers of the report, flat: `"ascend/swap-optimizer/host_state_bytes"`."""
+        """The numbers of the report, flat: `"ascend/swap-optimizer/host_state_bytes"`.
+
+        What is not known yet is left out: a rate, as long as nothing was counted.
+        """
         return self.report().metrics()
 
     def remove(self) -> None:
