@@ -102,7 +102,7 @@ def test_an_unknown_name_lists_the_valid_ones_and_suggests_one(name: str, meant:
     assert caught.value.instead == f"did you mean {meant!r}?"
 
 
-@pytest.mark.parametrize("name", ["meta", "xyz", ""])
+@pytest.mark.parametrize("name", ["xyz", ""])
 def test_a_name_like_none_of_them_gets_no_suggestion(name: str) -> None:
     with pytest.raises(ConfigError, match="npu, cuda, cpu") as caught:
         get_backend(name)
@@ -146,7 +146,7 @@ def test_a_module_on_two_devices_has_no_single_one() -> None:
 
 
 def test_a_tensor_without_a_backend_is_named() -> None:
-    with pytest.raises(ConfigError, match="no backend called 'meta'"):
+    with pytest.raises(ConfigError, match=r"(?s)no backend called 'meta'.*to_empty"):
         backend_of(torch.ones(2, device="meta"))
 
 

@@ -66,8 +66,8 @@ def test_an_empty_file_is_an_empty_plan(tmp_path: Path) -> None:
         ("p.yaml", "allow: []\nallow: []", "gives 'allow' twice"),
         ("p.yaml", "training:\n  bf16: true\n  bf16: false\nallow: []", "gives 'bf16' twice"),
         ("p.json", '{"allow": [], "allow": []}', "gives 'allow' twice"),
-        ("p.ini", "", "is no file of a plan"),
-        ("plan", "", "is no file of a plan"),
+        ("p.ini", "", "has no ending that is known"),
+        ("plan", "", "has no ending that is known"),
     ],
 )
 def test_a_file_that_cannot_be_right_is_a_finding(

@@ -189,6 +189,12 @@ def _parse(device: str) -> torch.device:
 def _backend_named(name: str) -> Backend:
     if name in _BACKENDS:
         return _BACKENDS[name]
+    if name == "meta":
+        raise ConfigError(
+            "there is no backend called 'meta'.",
+            why="what is on the meta device has a shape, and no memory.",
+            instead="give the module memory before: module.to_empty(device=...).",
+        )
     meant = _USUAL_NAMES.get(name.lower()) or next(
         iter(difflib.get_close_matches(name.lower(), _BACKENDS, n=1)), None
     )

@@ -33,8 +33,8 @@ def read_file(path: Path) -> tuple[Mapping[Any, object], list[Finding]]:
         return {}, [
             _error(
                 path,
-                f"{path} is no file of a plan.",
-                f"its name ends in {path.suffix!r}, and the ending says how it is read.",
+                f"{path} has no ending that is known.",
+                "the ending of a name says how the file is read.",
                 f"use one of {', '.join(_FORMS)}.",
             )
         ]
