@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_suite.explain import pairs
+from ascend_suite.explain import Kind, pairs
 from ascend_suite.rules import RULES
 from ascend_suite.rules.out_of_scope import OutOfScope
 
@@ -23,9 +23,9 @@ from compatibility_rules import (
 )
 from config_options import options_table
 from docutils import nodes
-from feature_matrix import WORDS, table_of
+from feature_matrix import WORDS, legend_of, table_of
 from markdown_blocks import with_marked_blocks
-from plan_tables import flags_table, training_table
+from plan_tables import break_at_underscores, flags_table, training_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +106,14 @@ def test_tables_of_plans_have_a_row_for_each_option_and_each_flag() -> None:
         training_table("nobody")
 
 
+def test_long_names_break_behind_an_underscore_and_read_the_same() -> None:
+    name = nodes.literal("", "num_layers_in")
+    break_at_underscores([nodes.paragraph("", "", name)])
+    parts = [part.astext() for part in name.findall(nodes.Text) if part.astext() != "<wbr>"]
+    assert parts == ["num", "_", "layers", "_", "in"]
+    assert len(list(name.findall(nodes.raw))) == 2
+
+
 def test_every_rule_is_printed_with_all_that_it_says() -> None:
     text = rules_text(RULES)
     for rule in RULES:
@@ -142,6 +150,19 @@ def test_every_pair_is_in_the_matrix_on_both_sides() -> None:
         (i, j) for i in range(9) for j in range(9) if rows[i + 1][j + 1] != rows[j + 1][i + 1]
     ]
     assert both_ways == []
+
+
+def test_legend_explains_the_words_of_the_cells_and_no_other() -> None:
+    verdicts = pairs()
+    cells = {cell.astext() for cell in table_of(verdicts).findall(nodes.entry)}
+    told = [
+        line.astext().partition(":")[0] for line in legend_of(verdicts).findall(nodes.list_item)
+    ]
+    assert set(told) == cells & {*WORDS.values(), "yes*"}
+    first = next(iter(verdicts))
+    allowed = dataclasses.replace(verdicts[first], kind=Kind.ALLOWED)
+    [line] = legend_of({first: allowed}).findall(nodes.list_item)
+    assert line.astext().startswith("allow: refused by documents")
 
 
 def test_a_cell_leads_to_a_rule_that_is_on_the_page_of_rules() -> None:

@@ -8,8 +8,8 @@
     ```
 
 The second one writes its content to `plan.toml`, or to what `:file:` names, in an empty folder,
-runs the command there, and shows both. So what the page shows is what the command prints, in every
-build. The exit code is to be 0, or what `:exit:` says.
+runs the command there, and shows both, with the file's name in a comment. So what the page shows
+is what the command prints, in every build. The exit code is to be 0, or what `:exit:` says.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _name(parameter: Any, context: Any) -> str:
     if parameter.is_flag:
         return f"`{names}`"
     kind = parameter.metavar or parameter.display_type(ctx=context).strip("<>").replace("|", "\\|")
-    return f"`{names} {kind}`"
+    return f"`{names} {kind.removesuffix(' range')}`"
 
 
 def _default(parameter: Any) -> str:
@@ -127,11 +127,12 @@ class CommandOutput(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Run the command; another exit code than the page says is an error."""
         plan = "\n".join(self.content)
-        text, code = printed_by(self.arguments[0], plan, self.options.get("file", "plan.toml"))
+        name = self.options.get("file", "plan.toml")
+        text, code = printed_by(self.arguments[0], plan, name)
         expected = self.options.get("exit", 0)
         if code != expected:
             raise self.error(f"{self.arguments[0]} ended with {code}, not {expected}:\n{text}")
-        blocks = [_block(plan, "toml")] if plan else []
+        blocks = [_block(f"# {name}\n{plan}", "toml")] if plan else []
         return [*blocks, _block(f"$ ascend-suite {self.arguments[0]}\n{text}", "console")]
 
 

@@ -71,11 +71,13 @@ def table_of(verdicts: Verdicts) -> nodes.table:
     return nodes.table("", group, classes=["feature-matrix"])
 
 
-def legend() -> nodes.bullet_list:
-    """What the words mean."""
+def legend_of(verdicts: Verdicts) -> nodes.bullet_list:
+    """What the words mean that the cells of a matrix have."""
     lines = nodes.bullet_list()
-    texts = [(f"pair-{kind}", word, MEANINGS[kind]) for kind, word in WORDS.items()]
-    texts.append(("pair-together", "yes*", "together, and a rule has something to say."))
+    there = {verdict.kind for verdict in verdicts.values()}
+    texts = [(f"pair-{kind}", WORDS[kind], MEANINGS[kind]) for kind in WORDS if kind in there]
+    if any(verdict.kind is Kind.TOGETHER and verdict.rules for verdict in verdicts.values()):
+        texts.append(("pair-together", "yes*", "together, and a rule has something to say."))
     for style, word, meaning in texts:
         mark = nodes.inline("", word, classes=[style])
         lines += nodes.list_item("", nodes.paragraph("", "", mark, nodes.Text(f": {meaning}")))
@@ -95,7 +97,7 @@ class FeatureMatrix(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Build both from the table of rules."""
-        return [table_of(pairs()), legend()]
+        return [table_of(pairs()), legend_of(pairs())]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

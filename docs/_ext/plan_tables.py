@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -41,6 +43,18 @@ def flags_table() -> str:
     return "\n".join(rows)
 
 
+def break_at_underscores(found: Iterable[nodes.Node]) -> None:
+    """Let long names break behind an underscore, so that the table is no wider than the page."""
+    for node in found:
+        for name in node.findall(nodes.literal):
+            first, *others = name.astext().split("_")
+            name.clear()
+            name.append(nodes.Text(first))
+            for part in others:
+                mark = nodes.raw("", "<wbr>", format="html")
+                name.extend([nodes.Text("_"), mark, nodes.Text(part)])
+
+
 class TrainingOptions(SphinxDirective):
     """Puts the options of an origin in its place: `{training-options} megatron-core`."""
 
@@ -52,7 +66,9 @@ class TrainingOptions(SphinxDirective):
             table = training_table(self.arguments[0])
         except ValueError as error:
             raise self.error(str(error)) from error
-        return self.parse_text_to_nodes(table)
+        parsed = self.parse_text_to_nodes(table)
+        break_at_underscores(parsed)
+        return parsed
 
 
 class FeatureFlags(SphinxDirective):
