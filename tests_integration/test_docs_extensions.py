@@ -184,7 +184,10 @@ def test_a_feature_page_has_a_row_for_every_other_feature() -> None:
     verdicts = pairs()
     rows = works_with_text("swap-optimizer", verdicts).splitlines()[2:]
     assert len(rows) == len({name for pair in verdicts for name in pair}) - 1
-    assert "| `reuse-fp32-param` | refused | `swap-optimizer/reuse-fp32-param` (error) |" in rows
+    link = "../compatibility-rules.html#rule-swap-optimizer-reuse-fp32-param"
+    rule = f'<a href="{link}"><code>swap-optimizer/reuse-fp32-param</code></a> (error)'
+    assert f"| `reuse-fp32-param` | refused | {rule} |" in rows
+    assert '<span id="rule-swap-optimizer-reuse-fp32-param">' in rules_text(RULES)
     assert "| `recompute-norm` | together |  |" in rows
     with pytest.raises(KeyError):
         works_with_text("nothing", verdicts)

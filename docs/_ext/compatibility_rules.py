@@ -16,6 +16,7 @@ from ascend_suite.rule import Rule
 from ascend_suite.rules import RULES
 from ascend_suite.rules.out_of_scope import OUT_OF_SCOPE, OutOfScope
 
+_PAGE = "../compatibility-rules.html"  # from that of a feature
 _SCOPES = {"both": "", "pytorch": "plain PyTorch alone", "megatron-core": "megatron-core alone"}
 
 
@@ -57,7 +58,7 @@ def works_with_text(name: str, verdicts: Mapping[frozenset[str], Verdict]) -> st
     others = sorted({other for pair in verdicts for other in pair} - {name})
     for other in others:
         verdict = verdicts[frozenset({name, other})]
-        rows.append(f"| `{other}` | {verdict.kind} | {_listed(verdict.rules)} |")
+        rows.append(f"| `{other}` | {verdict.kind} | {_listed(verdict.rules, _PAGE)} |")
     return "\n".join(rows)
 
 
@@ -84,8 +85,12 @@ def _rule_text(rule: Rule) -> str:
     return "\n\n".join(lines)
 
 
-def _listed(rules: Sequence[Rule]) -> str:
-    return ", ".join(f"`{rule.id}` ({rule.severity})" for rule in rules)
+def _listed(rules: Sequence[Rule], page: str = "") -> str:
+    """The rules in a line, each a link to its place on the page of rules."""
+    return ", ".join(
+        f'<a href="{page}#{anchor_of(rule)}"><code>{rule.id}</code></a> ({rule.severity})'
+        for rule in rules
+    )
 
 
 def _sentence(text: str) -> str:

@@ -26,17 +26,25 @@ _STYLES = {
     Kind.REFUSED: "bold red",
 }
 
-_Subject = Annotated[
+_First = Annotated[
     str,
     typer.Argument(
-        metavar="SUBJECT",
-        help="A feature; or, as one of the two, an option of training, also as its flag.",
+        metavar="FEATURE",
+        help="A feature; or an option of training, also as its flag.",
+        autocompletion=complete_subject,
+    ),
+]
+_Second = Annotated[
+    str,
+    typer.Argument(
+        metavar="OTHER",
+        help="Another feature; or, where the first is one, an option of training.",
         autocompletion=complete_subject,
     ),
 ]
 
 
-def explain(a: _Subject, b: _Subject, json: JsonOption = False) -> None:
+def explain(a: _First, b: _Second, json: JsonOption = False) -> None:
     """Explain why two features, or a feature and an option of training, do or do not go together.
 
     Flags come behind two dashes: `ascend-suite explain swap-optimizer -- --bf16`.
