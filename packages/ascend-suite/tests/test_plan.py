@@ -291,8 +291,10 @@ def test_a_plan_without_options_means_what_it_meant_in_version_1() -> None:
     """What is left out has these values: a change of a default must make a new version."""
     text = (
         "[swap-attention]\n[swap-optimizer]\n[reuse-fp32-param]\n[recompute-norm]\n"
-        "[recompute-activation]\n[recompute-layers]\n[reduce-gradients]\n[fused-ops]\n"
+        "[recompute-activation]\n[recompute-layers]\n[reduce-gradients]\n[shard-optimizer]\n"
+        "[fused-ops]\n"
     )
+    assert tomllib.loads(text).keys() == PACKAGES.keys()
     assert Plan.from_mapping(tomllib.loads(text)).to_mapping(full=True) == {
         "version": 1,
         "swap-attention": {
@@ -350,6 +352,7 @@ def test_a_plan_without_options_means_what_it_meant_in_version_1() -> None:
             "timeout_s": None,
             "sync_parameters": True,
         },
+        "shard-optimizer": {"overlap_param_gather": True, "grad_scaler": False, "timeout_s": None},
         "fused-ops": {"operators": ["swiglu", "rms_norm"], "backend": None},
     }
 
