@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ascend_core.errors import ConfigError
 from ascend_ddp.config import DDPConfig
 from ascend_ops.config import FusedOpsConfig
-from ascend_recompute.config import RecomputeActivationConfig, RecomputeNormConfig
+from ascend_recompute.config import (
+    RecomputeActivationConfig,
+    RecomputeLayersConfig,
+    RecomputeNormConfig,
+)
 from ascend_suite.check import check
 from ascend_suite.finding import Finding, Severity
 from ascend_suite.plan import Plan
@@ -106,6 +111,16 @@ def test_cc_01_layer_wise_muon_gathers_weights() -> None:
 )
 def test_a_layer_by_its_place_is_not_recomputed_twice(given: Plan, rule: str | None) -> None:
     assert errors(given) == ([] if rule is None else [rule])
+
+
+@pytest.mark.parametrize(
+    "config", [RecomputeActivationConfig, RecomputeNormConfig, RecomputeLayersConfig]
+)
+def test_a_layer_by_its_place_is_one_of_the_model(config: Any) -> None:
+    wrong, right = (plan(config(layers=(0, place)), num_layers=4) for place in (4, 3))
+    [error] = errors(wrong)
+    assert error is not None and error.endswith("/num-layers")
+    assert not errors(right)
 
 
 @pytest.mark.parametrize("module", ["mlp", "moe", "moe_act", "shared_experts"])

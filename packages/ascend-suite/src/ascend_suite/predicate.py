@@ -200,6 +200,10 @@ class _Term:
         """It is a list of numbers, one of which at least is below `bound`."""
         return Compare(self, "has an entry below", bound)
 
+    def reaching(self, bound: object) -> Compare:
+        """It is a list of numbers, one of which at least is `bound` or above it."""
+        return Compare(self, "has an entry of at least", bound)
+
     def at_least(self, bound: object) -> Compare:
         """It is a number, not below `bound`."""
         return Compare(self, "is at least", bound)
@@ -375,11 +379,16 @@ def _share(left: object, right: object) -> bool | None:
     return None if ours is None or theirs is None else any(entry in theirs for entry in ours)
 
 
-def _has_below(left: object, right: object) -> bool | None:
-    entries = _entries(left)
-    if entries is None or not _is_number(right):
-        return None
-    return any(_is_number(entry) and entry < right for entry in entries)
+def _has_entry(
+    compare: Callable[[Any, Any], bool],
+) -> Callable[[object, object], bool | None]:
+    def of(left: object, right: object) -> bool | None:
+        entries = _entries(left)
+        if entries is None or not _is_number(right):
+            return None
+        return any(_is_number(entry) and compare(entry, right) for entry in entries)
+
+    return of
 
 
 def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[object, object], bool | None]:
@@ -419,7 +428,8 @@ _RELATIONS: Mapping[str, Callable[[object, object], bool | None]] = {
     "has": _has,
     "lacks": _opposite(_has),
     "shares an entry with": _share,
-    "has an entry below": _has_below,
+    "has an entry below": _has_entry(operator.lt),
+    "has an entry of at least": _has_entry(operator.ge),
     "is at least": _ordered(operator.ge),
     "is more than": _ordered(operator.gt),
     "is less than": _ordered(operator.lt),

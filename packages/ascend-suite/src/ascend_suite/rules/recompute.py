@@ -16,6 +16,7 @@ _COVERED = {
 _ROWS = {
     "recompute-activation": {"uniform": "17", "selective": "18", "value": "21, 22"},
     "recompute-norm": {"uniform": "25", "selective": "25", "value": "26"},
+    "recompute-layers": {"value": "22"},
 }
 _STAGES = training("pipeline_model_parallel_size")
 _OWN_PLANNERS = AnyOf(
@@ -93,11 +94,13 @@ def _too_many(feature: str) -> Rule:
             AnyOf(
                 number.more_than(training("num_layers")),
                 Product(number, _STAGES).more_than(training("num_layers")),
+                Option(f"{feature}.layers").reaching(training("num_layers")),
             ),
         ),
         what=f"{feature} asks for more layers than there are.",
-        because="num_layers counts the layers of one pipeline stage.",
-        instead="lower num_layers, or leave it out for all layers.",
+        because="num_layers counts the layers of one pipeline stage, and layers are numbered "
+        "from 0.",
+        instead="lower num_layers, leave it out for all layers, or name other layers.",
         source=f"constraints {_ROWS[feature]['value']}",
     )
 
@@ -212,24 +215,7 @@ _OWN = (
     _hugging_face("recompute-layers"),
     _verify("recompute-layers"),
     _distributed("recompute-layers"),
-    Rule(
-        id="recompute-layers/num-layers",
-        subject="recompute-layers",
-        relation="value",
-        fires_when=All(
-            On("recompute-layers"),
-            AnyOf(
-                Option("recompute-layers.num_layers").more_than(training("num_layers")),
-                Product(Option("recompute-layers.num_layers"), _STAGES).more_than(
-                    training("num_layers")
-                ),
-            ),
-        ),
-        what="recompute-layers asks for more layers than there are.",
-        because="num_layers counts the layers of one pipeline stage.",
-        instead="lower num_layers, or leave it out.",
-        source="constraints 22",
-    ),
+    _too_many("recompute-layers"),
     Rule(
         id="recompute-layers/compiled",
         subject="recompute-layers",
