@@ -176,6 +176,7 @@ def more_parts_than_before(rank: int, world: int) -> None:
         expected = averages(model, lambda r: loss_of(model.plain, batch(r)), world)
         model.zero_grad()
         loss_of(model, batch(rank).requires_grad_()).backward()
+        # Parts of a gradient are averaged one by one where they come one by one.
         for parameter, wanted in zip(model.parameters(), expected, strict=True):
             assert parameter.grad is not None and wanted is not None
             torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-5)

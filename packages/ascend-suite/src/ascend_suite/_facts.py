@@ -22,7 +22,7 @@ from ascend_suite.finding import Finding, Severity
 from ascend_suite.versions import installed_versions
 from ascend_suite.vocabulary import VOCABULARY
 
-__all__ = ["contradictions", "found_facts", "told_by_config"]
+__all__ = ["contradictions", "found_facts", "main_dtype", "told_by_config"]
 
 # Weights tell their type; which modules a model is made of is the choice of its spec.
 _TOLD_BY_OTHERS = frozenset({"bf16", "fp16", "transformer_impl"})
@@ -77,6 +77,14 @@ def told_by_config(chunks: Sequence[nn.Module]) -> dict[str, object]:
     return {name: value for name, value in told.items() if name not in _TOLD_BY_OTHERS}
 
 
+def main_dtype(parameters: Iterable[nn.Parameter]) -> torch.dtype | None:
+    """The type of most elements, since norms are left in FP32 by some; None without elements."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in parameters:
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=lambda kind: sizes[kind], default=None)
+
+
 def contradictions(stated: Mapping[str, object], found: Mapping[str, object]) -> list[Finding]:
     """What a plan says of its training, and is not so."""
     return [
@@ -111,11 +119,7 @@ def _of_npu() -> dict[str, object]:
 def _of_parameters(
     chunks: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
 ) -> dict[str, object]:
-    # Norms are left in FP32 by some: a model is of the type that most of its elements have.
-    sizes: dict[torch.dtype, int] = {}
-    for parameter in parameters:
-        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    dtype = max(sizes, key=lambda kind: sizes[kind])
+    dtype = main_dtype(parameters)
     uses = [
         id(parameter)
         for chunk in chunks

@@ -14,6 +14,7 @@ from ascend_core.errors import ConfigError
 from ascend_core.feature import discover
 from ascend_suite._kinds import fits, frozen, hints_of, in_words, is_code, meant_by, words_of
 from ascend_suite._suggestion import listed, nearest
+from ascend_suite._tokens import attribute_of
 from ascend_suite.finding import Finding, Severity
 from ascend_suite.plan import FORMAT, Plan
 from ascend_suite.vocabulary import VOCABULARY
@@ -205,7 +206,7 @@ class PlanReader:
         if not isinstance(name, str):
             self._unknown_key(name)
             return
-        instead = self._elsewhere(name) or _BY_ARGUMENT.get(name.lstrip("-").replace("-", "_"))
+        instead = self._elsewhere(name) or _BY_ARGUMENT.get(attribute_of(name))
         if instead is None:
             near = nearest(name, VOCABULARY)
             instead = "leave it out: no rule reads it." if near is None else f"did you mean {near}?"
@@ -341,9 +342,8 @@ def _arguments() -> Iterator[tuple[str, str]]:
     """What to write for the arguments and flags of training scripts that have other names here."""
     for option in VOCABULARY.values():
         if option.off is not None:
-            off = option.off.lstrip("-").replace("-", "_")
-            yield off, f"write {option.name} = false."
-        names = {option.argument, option.spelt and option.spelt.lstrip("-").replace("-", "_")}
+            yield attribute_of(option.off), f"write {option.name} = false."
+        names = {option.argument, option.spelt and attribute_of(option.spelt)}
         for name in names - {None, option.name}:
             yield str(name), f"it is called {option.name} here."
 

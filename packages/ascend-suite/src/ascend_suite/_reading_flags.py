@@ -22,6 +22,7 @@ from ascend_core.errors import ConfigError
 from ascend_suite._flag_parser import FlagParser
 from ascend_suite._kinds import fits
 from ascend_suite._reading import PlanReader
+from ascend_suite._tokens import attribute_of
 from ascend_suite.finding import Finding
 from ascend_suite.flags import FEATURE_FLAGS, FeatureFlag
 from ascend_suite.plan import Plan
@@ -204,7 +205,7 @@ class _Tables:
     def _value(self, row: FeatureFlag) -> object:
         """What the row's flag was given; None where it was not."""
         names = (row.flag, *row.aliases)
-        values = [self._given.get(_attribute(name)) for name in names]
+        values = [self._given.get(attribute_of(name)) for name in names]
         return next((value for value in values if value), values[0])
 
     def _is_on(self, row: FeatureFlag) -> bool:
@@ -243,7 +244,3 @@ class _Tables:
             del self.features[row.feature]  # in no layer
         else:
             self.features[row.feature][row.option] = value
-
-
-def _attribute(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")

@@ -14,6 +14,7 @@ import torch
 from torch import nn, optim
 
 from ascend_core.stack import find_stack
+from ascend_suite._facts import main_dtype
 from ascend_suite.plan import Plan
 from ascend_suite.shape import ModelShape
 
@@ -44,7 +45,11 @@ _WORDS: Sequence[tuple[str, str, Mapping[object, object]]] = (
     ("sequence_parallel", "sequence_parallel", {True: True}),
     ("flash", "_attn_implementation", {"eager": False}),
 )
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_DTYPES: Mapping[torch.dtype | None, str] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 
 
 class SeenTokens:
@@ -173,7 +178,7 @@ def _of_training(model: nn.Module, optimizer: optim.Optimizer | None, plan: Plan
     said, known = plan.training, {**_PARALLEL, "dp": "data_parallel_size"}
     found: dict[str, Any] = {
         "masters": any(map(_has_masters, plan.features.items())),
-        "dtype": _dtype_of(model),
+        "dtype": _DTYPES.get(main_dtype(model.parameters())),
         "micro_batches": said.get("num_microbatches"),
         **{field: said.get(option) for field, option in known.items()},
         "sequence_parallel": said.get("sequence_parallel"),
@@ -190,14 +195,6 @@ def _data_parallel_ranks(found: Mapping[str, Any], ranks: object) -> int:
     """Those that no other kind of parallelism accounts for."""
     of_one_model = math.prod(found.get(field, 1) for field in ("tp", "pp", "cp"))
     return max(1, ranks // of_one_model) if isinstance(ranks, int) else 1
-
-
-def _dtype_of(model: nn.Module) -> str | None:
-    """That of most elements: norms are left in FP32 by some."""
-    sizes: dict[torch.dtype, int] = {}
-    for parameter in model.parameters():
-        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    return _DTYPES.get(max(sizes, key=lambda kind: sizes[kind])) if sizes else None
 
 
 def _has_masters(feature: tuple[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-__all__ = ["flags_of"]
+__all__ = ["attribute_of", "flags_of"]
 
 _FLAG = re.compile(r"--.|-[A-Za-z]", re.DOTALL)
 _CONTINUED = re.compile(r"\\\r?\n")
@@ -33,6 +33,11 @@ def flags_of(argv: Sequence[str] | str) -> Iterator[tuple[str, list[str]]]:
         else:
             following.append(word)
     yield flag, following
+
+
+def attribute_of(flag: str) -> str:
+    """The name under which `argparse` has what a flag gives."""
+    return flag.lstrip("-").replace("-", "_")
 
 
 def _words(line: str) -> list[str]:

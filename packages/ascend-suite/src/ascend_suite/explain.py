@@ -20,6 +20,7 @@ from types import MappingProxyType
 from ascend_core.errors import ConfigError
 from ascend_core.feature import discover
 from ascend_suite._order import ORDER
+from ascend_suite._tokens import attribute_of
 from ascend_suite.finding import Severity
 from ascend_suite.flags import FEATURE_FLAGS
 from ascend_suite.plan import Plan
@@ -131,7 +132,7 @@ def features() -> frozenset[str]:
 def _known(name: str) -> str:
     wanted = name.removeprefix("training.").lower()
     known = {*features(), *VOCABULARY}
-    bare = wanted.lstrip("-").replace("-", "_")
+    bare = attribute_of(wanted)
     for found in (wanted, bare.replace("_", "-"), bare, _by_flag().get(bare)):
         if found in known:
             return str(found)
@@ -152,7 +153,7 @@ def _by_flag() -> dict[str, str]:
     for row in FEATURE_FLAGS:
         if row.framework is None:
             flags |= dict.fromkeys((row.flag, *row.aliases), row.feature)
-    return {flag.lstrip("-").replace("-", "_"): name for flag, name in flags.items() if flag}
+    return {attribute_of(flag): name for flag, name in flags.items() if flag}
 
 
 def _is_about(rule: Rule, names: Sequence[str]) -> bool:

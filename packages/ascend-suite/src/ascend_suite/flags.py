@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from ascend_suite._tokens import attribute_of
+
 __all__ = ["FEATURE_FLAGS", "FeatureFlag"]
 
 
@@ -43,7 +45,7 @@ class FeatureFlag:
     @property
     def attribute(self) -> str:
         """Its name among parsed arguments."""
-        return self.flag.removeprefix("--").replace("-", "_")
+        return attribute_of(self.flag)
 
     @property
     def is_switch(self) -> bool:

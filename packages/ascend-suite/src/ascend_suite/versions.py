@@ -65,7 +65,8 @@ class Version:
     @property
     def series(self) -> tuple[int, int]:
         """The first two numbers: what 2.13.0 and 2.13.1 have in common."""
-        return (*self.numbers, 0, 0)[0], (*self.numbers, 0, 0)[1]
+        first, second, *_ = (*self.numbers, 0, 0)
+        return first, second
 
     def __lt__(self, other: Version) -> bool:
         return self._order() < other._order()

@@ -147,7 +147,7 @@ def compiler(machine: Machine) -> Iterator[Finding]:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Whether a version is `==` or `>=` another ; the suite declares nothing else."""
+    """Whether a version is `==` or `>=` another; the suite declares nothing else."""
     relation, number = wanted[:2], wanted[2:].split(",")[0].strip()
     if relation == "==":
         return version.partition("+")[0] == number

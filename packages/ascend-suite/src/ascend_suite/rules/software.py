@@ -88,7 +88,7 @@ SOFTWARE_RULES = (
         fires_when=training("cann_version").older_than(OLDEST_CANN),
         what="CANN is older than the one that torch_npu names for torch 2.9 and newer.",
         because="operators that torch_npu calls may not be in it.",
-        instead="install CANN 8.5.0 or newer.",
+        instead=f"install CANN {OLDEST_CANN}.0 or newer.",
         source="the table of versions in torch_npu 2.13.0's description",
         severity=Severity.WARNING,
     ),
