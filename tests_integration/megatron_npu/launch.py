@@ -115,22 +115,34 @@ class _Ranks:
             process.wait()
 
     def wait(self, patience: float) -> str | None:
-        """Wait until all have ended well, or say what went wrong first."""
-        progress, since = -1, time.monotonic()
+        """Wait until all have ended well, or say what went wrong first.
+
+        Ranks that are behind one that failed may come to where it failed: what lies before that
+        it has finished, and so can they.
+        """
+        failed, progress, since = None, -1, time.monotonic()
         while True:
             codes = [process.poll() for process in self._processes]
-            for rank, code in enumerate(codes):
-                if code:
-                    return f"Rank {rank} ended with {code}. {self._last_words(rank)}"
+            if failed is None:
+                failed = next((rank for rank, code in enumerate(codes) if code), None)
+            impatient = time.monotonic() - since > patience
+            if failed is not None and (impatient or not self._behind(failed, codes)):
+                return f"Rank {failed} ended with {codes[failed]}. {self._last_words(failed)}"
             if None not in codes:
                 return None
-            if (now := self._progress()) != progress:
-                progress, since = now, time.monotonic()
-            if time.monotonic() - since > patience:
+            if impatient:
                 running = [rank for rank, code in enumerate(codes) if code is None]
                 words = " ".join(self._last_words(rank) for rank in running)
                 return f"Nothing happened for {patience:.0f} seconds. {words}"
+            if (now := self._progress()) != progress:
+                progress, since = now, time.monotonic()
             time.sleep(0.05)
+
+    def _behind(self, failed: int, codes: Sequence[int | None]) -> bool:
+        """Whether a rank still runs that has not begun the last that `failed` began."""
+        begun = list(_told(self._folder, failed))[-1:]
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        return any(name not in _told(self._folder, rank) for name in begun for rank in running)
 
     def _progress(self) -> int:
         return sum(path.stat().st_size for path in self._folder.glob("*.jsonl"))
@@ -147,7 +159,7 @@ def _outcomes(
     folder: Path, world: int, names: Sequence[str], problem: str | None
 ) -> dict[str, Outcome]:
     """What the ranks told; the first configuration that not all have finished has the problem."""
-    told = [_told(folder / f"{rank}.jsonl") for rank in range(world)]
+    told = [_told(folder, rank) for rank in range(world)]
     outcomes: dict[str, Outcome] = {}
     for name in names:
         of_ranks = [ends[name] for ends in told if "losses" in ends.get(name, {})]
@@ -167,8 +179,9 @@ def _outcomes(
     return outcomes
 
 
-def _told(path: Path) -> dict[str, Any]:
+def _told(folder: Path, rank: int) -> dict[str, Any]:
     """The last line about each configuration; one that was cut off is none."""
+    path = folder / f"{rank}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("\n")]
     return {line["name"]: line for line in found}
