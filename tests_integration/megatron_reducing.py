@@ -279,7 +279,8 @@ def train(variant: Variant, kind: type[Ours] | type[Theirs]) -> Trained:
     counts = [len(list(chunk.parameters())) for chunk in chunks]
     trained = Trained(found, log, reduction.buckets, counts)
     reduction.remove()
-    parallel_state.destroy_model_parallel()
+    torch.distributed.barrier()  # the others may still be sending
+    trainer.leave_groups()
     return trained
 
 

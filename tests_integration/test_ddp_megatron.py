@@ -5,8 +5,7 @@ Both add up the gradients of two replicas, of which there is one order: all are 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from tests_integration.megatron_cpu import gpt, loss_of, tokens
 from tests_integration.megatron_reducing import MICRO_BATCHES, VARIANTS, Entry, Trained, train_all
 
 pytestmark = [
-    pytest.mark.timeout(600),  # the first test waits for all variants of its ranks
+    pytest.mark.timeout(1200),  # the first test waits for all variants of its ranks
     pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning"),
 ]
 
@@ -28,19 +27,21 @@ EQUAL = [name for name, variant in VARIANTS.items() if not variant.syncs_always]
 EARLY = [name for name in EQUAL if VARIANTS[name].overlap and not VARIANTS[name].align]
 
 
-@functools.cache
-def trained(ranks: int) -> list[dict[str, tuple[Trained, Trained | None]]]:
-    """What each rank has found, for all variants of so many ranks."""
-    names = [name for name, variant in VARIANTS.items() if variant.ranks == ranks]
-    return run_ranks(train_all, ranks, names, timeout_s=500)
+ByRank = Callable[[str], list[tuple[Trained, Trained | None]]]
 
 
-def by_rank(name: str) -> list[tuple[Trained, Trained | None]]:
-    return [found[name] for found in trained(VARIANTS[name].ranks)]
+@pytest.fixture(scope="module")
+def by_rank() -> ByRank:
+    """What each rank of a variant has found. All variants of so many ranks train one by one."""
+    found = {}
+    for ranks in sorted({variant.ranks for variant in VARIANTS.values()}):
+        names = [name for name, variant in VARIANTS.items() if variant.ranks == ranks]
+        found[ranks] = run_ranks(train_all, ranks, names, timeout_s=500)
+    return lambda name: [of_rank[name] for of_rank in found[VARIANTS[name].ranks]]
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_equals_megatrons_own(name: str) -> None:
+def test_equals_megatrons_own(name: str, by_rank: ByRank) -> None:
     for ours, theirs in by_rank(name):
         assert theirs is not None
         assert ours.tensors.keys() == theirs.tensors.keys()
@@ -87,7 +88,7 @@ def faults(found: Trained, *, early: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_each_bucket_is_sent_once_and_in_the_last_micro_batch(name: str) -> None:
+def test_each_bucket_is_sent_once_and_in_the_last_micro_batch(name: str, by_rank: ByRank) -> None:
     for ours, _ in by_rank(name):
         assert all(count > 2 for count in ours.buckets)
         assert faults(ours, early=name in EARLY) == []
@@ -97,7 +98,7 @@ def test_each_bucket_is_sent_once_and_in_the_last_micro_batch(name: str) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in EARLY if "vpp2" in name])
-def test_a_chunk_travels_beside_the_backwards_of_the_other(name: str) -> None:
+def test_a_chunk_travels_beside_the_backwards_of_the_other(name: str, by_rank: ByRank) -> None:
     for ours, _ in by_rank(name):
         for log in ours.log:
             last = max(at for at, entry in enumerate(log) if entry[0] == "gradient")
@@ -106,7 +107,7 @@ def test_a_chunk_travels_beside_the_backwards_of_the_other(name: str) -> None:
             assert log.count(("wait", -1, -1)) == sum(ours.buckets)
 
 
-def test_without_no_sync_that_would_show() -> None:
+def test_without_no_sync_that_would_show(by_rank: ByRank) -> None:
     for ours, _ in by_rank("pp2, vpp2, syncs always"):
         assert any("before the last micro-batch" in fault for fault in faults(ours, early=True))
 

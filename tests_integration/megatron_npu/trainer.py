@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from tests_integration.megatron_npu import fusing, swapping
@@ -306,12 +306,21 @@ def _per_chunk(found: list[Any]) -> Any:
     return found if len(found) > 1 else found[0]
 
 
+def leave_groups() -> None:
+    """End megatron-core's groups, which it only forgets: each has threads that poll."""
+    from megatron.core import parallel_state
+
+    for group in parallel_state._global_process_group_list or ():
+        if group is not None:  # that of all ranks
+            distributed.destroy_process_group(group)
+    parallel_state.destroy_model_parallel()
+
+
 def _forget() -> None:
     """Take back what megatron-core keeps for the process."""
-    from megatron.core import parallel_state
     from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
         PipelineOffloadManager,
     )
 
-    parallel_state.destroy_model_parallel()
+    leave_groups()
     PipelineOffloadManager.OFFLOAD_MGR = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ascend_core.takers import Taker, taker_of
+from ascend_core.takers import Taker, takers_of
 
 ONE = Taker("one", "sends it", "leave one off")
 OTHER = Taker("other", "moves it", "leave other off")
@@ -19,20 +19,20 @@ class Hook:
         pass
 
 
-def test_the_taker_is_found_until_its_hook_is_removed() -> None:
+def test_takers_are_found_until_their_hooks_are_removed() -> None:
     parameter = nn.Parameter(torch.zeros(2))
-    assert taker_of(parameter, besides=OTHER) is None
+    assert takers_of(parameter) == ()
     parameter.register_post_accumulate_grad_hook(lambda parameter: None)
-    assert taker_of(parameter, besides=OTHER) is None
-    handle = parameter.register_post_accumulate_grad_hook(Hook(ONE))
-    assert taker_of(parameter, besides=OTHER) == ONE
-    assert taker_of(parameter, besides=ONE) is None
+    assert takers_of(parameter) == ()
+    handle = parameter.register_post_accumulate_grad_hook(Hook(OTHER))
+    parameter.register_post_accumulate_grad_hook(Hook(ONE))
+    assert takers_of(parameter) == (OTHER, ONE)
     handle.remove()
-    assert taker_of(parameter, besides=OTHER) is None
+    assert takers_of(parameter) == (ONE,)
 
 
 def test_a_hook_whose_owner_is_gone_takes_nothing() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     parameter.register_post_accumulate_grad_hook(Hook(None))
     parameter.register_post_accumulate_grad_hook(Hook(ONE))
-    assert taker_of(parameter, besides=OTHER) == ONE
+    assert takers_of(parameter) == (ONE,)

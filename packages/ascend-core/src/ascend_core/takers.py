@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-__all__ = ["Taker", "TakingHook", "taker_of"]
+__all__ = ["Taker", "TakingHook", "takers_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +42,15 @@ class TakingHook(Protocol):
         """What it does; None where whom it works for is gone."""
 
 
-def taker_of(parameter: Tensor, *, besides: Taker) -> Taker | None:
-    """What else takes the gradient of a parameter; None where nothing does.
+def takers_of(parameter: Tensor) -> tuple[Taker, ...]:
+    """What takes the gradient of a parameter, in the order in which it was hooked.
 
     Args:
         parameter: A leaf.
-        besides: Who asks, and knows of its own kind.
     """
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    for hook in cast("dict[int, Callable[..., Any]]", hooks).values():
-        found: Taker | None = getattr(hook, "taker", None)
-        if found is not None and found != besides:
-            return found
-    return None
+    found = (
+        getattr(hook, "taker", None)
+        for hook in cast("dict[int, Callable[..., Any]]", hooks).values()
+    )
+    return tuple(taker for taker in found if taker is not None)

@@ -29,7 +29,7 @@ from ascend_ddp._ranks import Ranks
 from ascend_ddp._round import Round
 from ascend_ddp._sender import Sender
 from ascend_ddp._sums import Sums
-from ascend_ddp._taking import REDUCING, refuse_other_taker
+from ascend_ddp._taking import REDUCING, refuse_taken
 from ascend_ddp._tally import Tally, TallyResult
 from ascend_ddp.config import DDPConfig
 
@@ -105,7 +105,7 @@ class Reducer:
             def arrived(parameter: nn.Parameter, index: int = index) -> None:
                 self._arrived(index, parameter)
 
-            refuse_other_taker(self.parameters.names[index], self.parameters[index])
+            refuse_taken(self.parameters.names[index], self.parameters[index])
             arrived.taker = REDUCING  # type: ignore[attr-defined]
             self._hooks[index] = self.parameters[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 arrived

@@ -15,7 +15,7 @@ from ascend_core.errors import ConfigError, UnavailableError
 from ascend_core.feature import chosen_config
 from ascend_ddp._reducer import Reducer
 from ascend_ddp._steps import BeforeStep
-from ascend_ddp._taking import REDUCING, refuse_other_taker
+from ascend_ddp._taking import refuse_taken
 from ascend_ddp.config import DDPConfig
 
 __all__ = ["GradientReduction", "reduce_gradients"]
@@ -248,14 +248,7 @@ def _check_modules(chunk: nn.Module) -> None:
 
 def _check(name: str, parameter: nn.Parameter, config: DDPConfig) -> None:
     _check_kind(name, parameter)
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    if any(getattr(hook, "taker", None) is REDUCING for hook in hooks.values()):
-        raise ConfigError(
-            f"the gradient of {name} is reduced already.",
-            why="another handle of reduce_gradients watches it.",
-            instead="turn the feature on once, for the outermost module, or call remove() first.",
-        )
-    refuse_other_taker(name, parameter)
+    refuse_taken(name, parameter)
     if parameter.is_complex() and config.reduce_dtype is not None:
         raise ConfigError(
             f"{name} is complex, and reduce_dtype is {config.reduce_dtype!r}.",

@@ -24,7 +24,7 @@ from ascend_core.errors import ConfigError
 from ascend_core.optim import Slot, flattened
 from ascend_core.pinned import PinnedPool
 from ascend_core.streams import Event
-from ascend_core.takers import Taker, taker_of
+from ascend_core.takers import Taker, takers_of
 from ascend_core.transfer import Transfer
 from ascend_swap.host_gradient import HostGradient, HostValues
 
@@ -169,15 +169,14 @@ class _Taking:
 
 
 def _check_is_free(slot: Slot) -> None:
-    hooks = getattr(slot.parameter, "_post_accumulate_grad_hooks", None) or {}
-    if any(isinstance(hook, _Taking) and hook.owner() is not None for hook in hooks.values()):
+    takers = takers_of(slot.parameter)
+    if _OFFLOADING in takers:
         raise ConfigError(
             f"the gradient of {slot.name} is moved to the host by another optimizer.",
             why="whichever of the two stepped first would drop it, and the other would not see it.",
             instead="give each parameter to one optimizer, or remove() the other one first.",
         )
-    other = taker_of(slot.parameter, besides=_OFFLOADING)
-    if other is not None:
+    for other in takers:
         raise ConfigError(
             f"the gradient of {slot.name} is left to {other.verb}, and cannot be offloaded.",
             why=f"that {other.does}, and what has left for the host by then it does not find.",
