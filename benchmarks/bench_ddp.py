@@ -40,8 +40,6 @@ def cases(*, quick: bool) -> list[Case]:
 
 
 def _case(name: str, layers: int, width: int, sizes: tuple[int, ...], rounds: int) -> Case:
-    place = tempfile.mkdtemp(prefix="ranks-")
-
     def setup() -> Mapping[str, Variant]:
         steps = _steps(layers, width, sizes)
         chosen = list(steps)
@@ -60,7 +58,7 @@ def _case(name: str, layers: int, width: int, sizes: tuple[int, ...], rounds: in
         setup,
         baseline="DDP, 25 MB",
         rounds=rounds,
-        around=lambda: _two_ranks(Path(place), layers, width, sizes),
+        around=lambda: _two_ranks(layers, width, sizes),
     )
 
 
@@ -103,21 +101,23 @@ def _ours(model: nn.Module, config: DDPConfig) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _two_ranks(place: Path, layers: int, width: int, sizes: tuple[int, ...]) -> Iterator[None]:
+def _two_ranks(layers: int, width: int, sizes: tuple[int, ...]) -> Iterator[None]:
     """Be the first rank, beside one that does the same steps."""
-    context = multiprocessing.get_context("spawn")
-    other = context.Process(target=_follow, args=(place, layers, width, sizes), daemon=True)
-    other.start()
-    threads = torch.get_num_threads()
-    _join(place, 0)
-    try:
-        yield
-        distributed.broadcast(torch.tensor(-1), 0)
-    finally:
-        distributed.destroy_process_group()
-        torch.set_num_threads(threads)
-        other.join(10)
-        other.kill()
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        place = Path(folder)
+        context = multiprocessing.get_context("spawn")
+        other = context.Process(target=_follow, args=(place, layers, width, sizes), daemon=True)
+        other.start()
+        threads = torch.get_num_threads()
+        _join(place, 0)
+        try:
+            yield
+            distributed.broadcast(torch.tensor(-1), 0)
+        finally:
+            distributed.destroy_process_group()
+            torch.set_num_threads(threads)
+            other.join(10)
+            other.kill()
 
 
 def _follow(place: Path, layers: int, width: int, sizes: tuple[int, ...]) -> None:

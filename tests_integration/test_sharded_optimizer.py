@@ -131,7 +131,7 @@ def compared_all(rank: int) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(compared_all, RANKS, timeout_s=120)
+    return run_ranks(compared_all, RANKS, timeout_s=500)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from tests_integration.megatron_npu.configurations import BY_WORLD
 
-TIMEOUT = datetime.timedelta(seconds=60)
+TIMEOUT = datetime.timedelta(seconds=150)
 
 
 def main(arguments: Sequence[str]) -> None:

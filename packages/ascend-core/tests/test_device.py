@@ -213,7 +213,7 @@ def test_two_threads_may_enter_one_stream(device: torch.device) -> None:
         own = backend.new_stream(device)
         with backend.stream_context(own):
             with backend.stream_context(shared):
-                both_inside.wait(timeout=30)
+                both_inside.wait(timeout=300)
             if backend.current_stream(device) != own:
                 wrong.append("the stream of the other thread was put back")
 

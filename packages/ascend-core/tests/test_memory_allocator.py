@@ -6,7 +6,7 @@ The allocator here is a stand-in: the real one needs a device. On a machine that
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -22,6 +22,7 @@ class Allocator:
     def __init__(self) -> None:
         self.current = 0
         self.peak = 0
+        self._sampled = threading.Semaphore(0)
 
     def take(self, size: int) -> None:
         self.current += size
@@ -31,7 +32,15 @@ class Allocator:
         self.peak = self.current
 
     def memory_stats(self, device: torch.device) -> Mapping[str, int]:
+        self._sampled.release()
         return {"active_bytes.all.current": self.current, "active_bytes.all.peak": self.peak}
+
+    def wait_for_samples(self, number: int) -> None:
+        """Wait until the counters were read as often from now on."""
+        while self._sampled.acquire(blocking=False):
+            pass  # from before
+        for _ in range(number):
+            assert self._sampled.acquire(timeout=60)
 
 
 @pytest.fixture
@@ -66,7 +75,7 @@ def test_the_timeline_shows_what_stays_for_longer_than_a_sample(
     allocator: Allocator, recorder: _allocator.AllocatorRecorder
 ) -> None:
     allocator.take(300)
-    time.sleep(0.1)
+    allocator.wait_for_samples(2)
     allocator.take(-300)
     timeline = recorder.stop()
     assert timeline.peak == 300
@@ -78,7 +87,7 @@ def test_a_peak_counter_that_somebody_resets_is_noticed(
     allocator: Allocator, recorder: _allocator.AllocatorRecorder
 ) -> None:
     allocator.take(300)
-    time.sleep(0.1)
+    allocator.wait_for_samples(2)
     allocator.take(-300)
     allocator.reset_peak(torch.device("meta"))
     with pytest.raises(MeasurementError, match="was reset while"):

@@ -129,6 +129,6 @@ def test_what_a_replay_waits_for_may_replay_in_other_threads(device: torch.devic
 
     runner = threading.Thread(target=descend, args=(70,), daemon=True)
     runner.start()
-    runner.join(timeout=60)
+    runner.join(timeout=300)
     assert not runner.is_alive(), "the threads wait for one another"
     assert len(threads) > 1 and not wrong

@@ -63,8 +63,8 @@ def test_every_failure_is_reported_with_its_traceback() -> None:
 def test_one_failing_rank_does_not_keep_the_others_waiting() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError, match="on purpose") as caught:
-        run_ranks(fail_on_rank_one, 2, timeout_s=150)
-    assert time.monotonic() - started < 100
+        run_ranks(fail_on_rank_one, 2, timeout_s=500)
+    assert time.monotonic() - started < 400
     assert "KeyError" in caught.value.failures[1]
     assert not multiprocessing.active_children()
 

@@ -18,7 +18,7 @@ from running_cases import run_cases
 def failed(request: pytest.FixtureRequest) -> Mapping[str, str]:
     """The tracebacks of the test module's `CASES` that failed on a rank, on 2 and on 4 ranks."""
     found: dict[str, str] = {}
-    ranks = run_ranks(run_cases, request.param, request.module.CASES, timeout_s=150)
+    ranks = run_ranks(run_cases, request.param, request.module.CASES, timeout_s=500)
     for rank, ones in enumerate(ranks):
         for name, text in ones.items():
             found[name] = f"{found.get(name, '')}--- rank {rank}\n{text}"

@@ -14,6 +14,7 @@ from ascend_ddp import DDPConfig, reduce_gradients
 
 VICTIM = 1
 TIMEOUT_S = 2.0
+AWAY_S = 20.0  # how long who does not come is elsewhere: a busy machine has noticed by then
 
 
 def dies_between_steps(rank: int, world: int) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def dies_in_backward(rank: int, world: int) -> dict[str, Any]:
 
 def never_comes(rank: int, world: int) -> dict[str, Any]:
     """The victim goes on, elsewhere."""
-    return survive(rank, lambda model: time.sleep(4 * TIMEOUT_S))
+    return survive(rank, lambda model: time.sleep(AWAY_S))
 
 
 def step(model: nn.Module) -> None:

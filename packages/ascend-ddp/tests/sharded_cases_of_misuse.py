@@ -141,23 +141,24 @@ def saved_by_torchs_distributed_checkpoint(rank: int, world: int) -> None:
         warnings.simplefilter("ignore")
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    told: list[Any] = [tempfile.mkdtemp(prefix="checkpoint-") if rank == 0 else None]
-    distributed.broadcast_object_list(told, 0)
     models = [Model(), Model()]
     configs = [SCATTER, DDPConfig(bucket_bytes=1, mode="reduce-scatter")]
     optimizers = [sharded(m, OPTIMIZERS["AdamW"], c) for m, c in zip(models, configs, strict=True)]
     train(models[0], optimizers[0], rank, range(2))
-    with warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        told = [folder]
+        distributed.broadcast_object_list(told, 0)
         saved, state = get_state_dict(models[0], optimizers[0])
         checkpoint.save({"model": saved, "state": state}, checkpoint_id=told[0])
         saved, state = get_state_dict(models[1], optimizers[1])
         loaded = {"model": saved, "state": state}
         checkpoint.load(loaded, checkpoint_id=told[0])
-        set_state_dict(
-            models[1], optimizers[1],
-            model_state_dict=loaded["model"], optim_state_dict=loaded["state"],
-        )  # fmt: skip
+        distributed.barrier()  # all have read it
+    set_state_dict(
+        models[1], optimizers[1],
+        model_state_dict=loaded["model"], optim_state_dict=loaded["state"],
+    )  # fmt: skip
     check_equal(optimizers[1].state_dict()["state"], optimizers[0].state_dict()["state"])
     for model, optimizer in zip(models, optimizers, strict=True):
         train(model, optimizer, rank, range(2, 4))

@@ -14,6 +14,7 @@ from ascend_core.testing import RanksFailedError, run_ranks
 from ascend_ddp import DDPConfig, reduce_gradients
 
 TIMEOUT_S = 2.0
+LONG_S = 100.0  # far longer than a busy machine needs to notice an end
 VICTIM = 1
 
 
@@ -29,7 +30,7 @@ def step(net: nn.Module) -> None:
 def dies_between_steps(rank: int, overlap: bool) -> None:
     """The victim ends before its second backward."""
     net = model()
-    handle = reduce_gradients(net, DDPConfig(bucket_bytes=800, overlap=overlap, timeout_s=30))
+    handle = reduce_gradients(net, DDPConfig(bucket_bytes=800, overlap=overlap, timeout_s=LONG_S))
     step(net)
     if rank == VICTIM:
         os._exit(3)
@@ -39,7 +40,7 @@ def dies_between_steps(rank: int, overlap: bool) -> None:
 def dies_in_backward(rank: int) -> None:
     """The victim ends with half of its buckets sent."""
     net = model()
-    handle = reduce_gradients(net, DDPConfig(bucket_bytes=800, timeout_s=30))
+    handle = reduce_gradients(net, DDPConfig(bucket_bytes=800, timeout_s=LONG_S))
     step(net)
     if rank == VICTIM:
 
@@ -56,7 +57,7 @@ def never_comes(rank: int) -> None:
     handle = reduce_gradients(net, DDPConfig(bucket_bytes=800, timeout_s=TIMEOUT_S))
     step(net)
     if rank == VICTIM:
-        time.sleep(4 * TIMEOUT_S)
+        time.sleep(LONG_S)
         return
     try:
         survive(net, handle)
@@ -79,7 +80,7 @@ def survive(net: nn.Module, handle: object) -> None:
 
 def said(program: object, *arguments: object) -> dict[int, str]:
     with pytest.raises(RanksFailedError) as caught:
-        run_ranks(program, 3, *arguments, timeout_s=60)  # type: ignore[arg-type]
+        run_ranks(program, 3, *arguments, timeout_s=300)  # type: ignore[arg-type]
     failures = caught.value.failures.items()
     return {rank: text.partition("AssertionError: ")[2] for rank, text in failures}
 
@@ -91,7 +92,7 @@ def check(told: dict[int, str]) -> None:
         assert "it holds the gradients of " in text and any(
             part in text for part in (".bias", ".weight")
         )
-        assert float(text.split()[2]) < TIMEOUT_S + 2, text
+        assert float(text.split()[2]) < LONG_S / 2, text
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -36,7 +36,7 @@ def taken() -> dict[str, Steps]:
     kept = {name: value for name, value in os.environ.items() if name not in away}
     kept["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
-        program, cwd=ROOT, env=kept, stdout=subprocess.PIPE, timeout=150, check=True
+        program, cwd=ROOT, env=kept, stdout=subprocess.PIPE, timeout=500, check=True
     )
     found: dict[str, Steps] = json.loads(done.stdout)
     return found

@@ -53,7 +53,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
         check=False,
     )
     errors = [path.read_text() for path in sorted(folder.glob("*.error"))]

@@ -852,7 +852,7 @@ assert torch.isfinite(kept[0].sum())
 print("alive")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 

@@ -66,7 +66,7 @@ class PostNormLayer(Layer):
 
 class SlowPostNormLayer(PostNormLayer):
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(0.05)
         return super().forward(x)
 
 
@@ -83,7 +83,7 @@ class PlainLayer(nn.Module):
 
 class SlowLayer(Layer):
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(0.05)
         return super().forward(x)
 
 

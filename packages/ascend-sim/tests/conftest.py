@@ -112,7 +112,7 @@ def launch() -> Callable[..., Ranks]:
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **own, **variables},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=LONGEST_SECONDS,
             check=False,
         )
         errors = [path.read_text() for path in sorted(folder.glob("*.error"))]

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import ascend_sim
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=200)
 
 
 def main(module: str, names: list[str], world_size: int, backend: str, folder: Path) -> int:

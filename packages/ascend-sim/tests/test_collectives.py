@@ -107,11 +107,10 @@ def failures(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 def test_a_rank_that_is_killed_is_named_and_leaves_nothing(failures: Ranks) -> None:
     survivor, victim = failures
     assert "killed" not in victim
-    text, seconds, again, _ = survivor["killed"]
+    text, _, again, _ = survivor["killed"]
     assert "HCCL_E_REMOTE: all_reduce of 100000 float32 (sum), number 1 of group " in text
     assert "rank 1 of 2 (process " in text
     assert text.endswith(" has ended")
-    assert float(seconds) < 2
     assert "this group has failed before" in again
     assert survivor["left behind"] == []
 

@@ -158,7 +158,7 @@ def test_it_imports_no_torch() -> None:
         "pairs()\n"
         "assert not {'torch', 'megatron', 'torch_npu'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_every_rule_that_is_an_error_is_one_in_the_check() -> None:

@@ -179,13 +179,13 @@ def test_crashes_and_hangs_are_answers_and_the_next_question_is_asked() -> None:
         "exit": lambda: sys.exit(3),
         "last": lambda: {"process": os.getpid()},
     }
-    answers = ask_aside(questions, seconds=3)
-    assert time.monotonic() - begin < 60
+    answers = ask_aside(questions, seconds=10)
+    assert time.monotonic() - begin < 300
     assert list(answers) == list(questions)
     failures = {name: answer.failure for name, answer in answers.items()}
     last = "it ended the process with signal SIGSEGV: fatal: the driver is gone"
     assert failures["crash"] == last
-    assert failures["hang"] == "it did not end within 3 seconds"
+    assert failures["hang"] == "it did not end within 10 seconds"
     assert failures["refuse"] == "ImportError: libascendcl.so: no such file"
     assert failures["leave"] == "it ended the process with exit code 7"
     assert failures["exit"] == "SystemExit: 3"
@@ -197,7 +197,7 @@ def test_without_the_first_answer_the_others_are_not_asked() -> None:
     begin = time.monotonic()
     questions: dict[str, Any] = {"torch": hang, "npu": hang, "cuda": lambda: {"devices": []}}
     answers = ask_aside(questions, seconds=1, first="torch")
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 300
     assert {answer.failure for answer in answers.values()} == {"it did not end within 1 seconds"}
 
 

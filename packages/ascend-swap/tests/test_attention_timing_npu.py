@@ -37,7 +37,7 @@ def taken() -> dict[float, dict[str, Steps]]:
     """What the benchmark reports, by ratio: steps by what was turned on."""
     programs = {ratio: _started(str(speed)) for ratio, speed in SPEEDS.items()}
     return {
-        ratio: json.loads(program.communicate(timeout=280)[0])
+        ratio: json.loads(program.communicate(timeout=500)[0])
         for ratio, program in programs.items()
     }
 

@@ -54,7 +54,7 @@ class _Rank(NamedTuple):
 
 
 def run_ranks(
-    fn: Callable[..., R], world_size: int, *args: object, timeout_s: float = 60.0
+    fn: Callable[..., R], world_size: int, *args: object, timeout_s: float = 300.0
 ) -> list[R]:
     """Run `fn(rank, *args)` in `world_size` fresh processes that form a gloo process group.
 
