@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import pickle
 import weakref
 from collections.abc import Callable
@@ -651,11 +652,28 @@ def test_the_state_takes_no_change_in_silence() -> None:
     optimizer = windowed(optim.AdamW(params))
     with_gradients(params)
     optimizer.step()
-    with pytest.raises(FeatureError, match="cannot be replaced entry by entry"):
-        optimizer.state.pop(params[0])
-    with pytest.raises(FeatureError, match="cannot be replaced entry by entry"):
-        optimizer.state[params[0]] = {}
-    assert optimizer.state[nn.Parameter(torch.ones(1))] == {}
+    unknown = nn.Parameter(torch.ones(1))
+
+    def replace_by_union() -> None:
+        state = optimizer.state
+        state |= {}
+
+    for change in (
+        lambda: optimizer.state.pop(params[0]),
+        lambda: operator.setitem(optimizer.state, params[0], {}),
+        replace_by_union,
+        lambda: operator.setitem(optimizer.state[params[0]], "step", torch.tensor(9.0)),
+        lambda: optimizer.state[params[0]].update(step=torch.tensor(9.0)),
+        lambda: operator.setitem(optimizer.state[unknown], "step", torch.tensor(9.0)),
+    ):
+        with pytest.raises(FeatureError, match="cannot be replaced entry by entry"):
+            change()
+    copied = copy.deepcopy(optimizer.state[params[0]])
+    assert type(copied) is dict and copied["step"] == 1
+    copied["step"] = torch.tensor(9.0)
+    optimizer.state[params[0]]["step"].fill_(5.0)
+    assert optimizer.state[params[0]]["step"] == 5
+    assert optimizer.state[unknown] == {}
 
 
 def test_what_was_removed_or_wrapped_says_so() -> None:

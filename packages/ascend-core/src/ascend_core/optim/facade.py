@@ -26,7 +26,7 @@ from ascend_core.optim.resident import Resident
 from ascend_core.optim.roster import Place, Roster, WindowSize
 from ascend_core.optim.rules import rule_for
 from ascend_core.optim.schedulers import tell_schedulers
-from ascend_core.optim.view import StateView
+from ascend_core.optim.view import Entries, StateView
 from ascend_core.options import check_count
 
 __all__ = ["WindowedOptimizer", "windowed"]
@@ -52,6 +52,7 @@ class WindowedOptimizer(optim.Optimizer):
     _watch: ParameterWatch
     _journal: Journal | None
     _scaling_of_step: Scaling
+    _is_saving: bool
     _left_behind: dict[torch.Tensor, Any]  # the wrapped optimizer's, of parameters of no group
 
     @torch.no_grad()
@@ -208,7 +209,16 @@ class WindowedOptimizer(optim.Optimizer):
 
     def _visible_state(self, slot: Slot) -> dict[str, torch.Tensor]:
         self._check_readable()  # again: the view may be older than the last step
-        return state_of(slot, self._home)
+        found = state_of(slot, self._home)
+        return found if self._is_saving else Entries(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `torch.optim.Optimizer.state_dict`. Its dictionaries are the caller's to change."""
+        self._is_saving = True
+        try:
+            return super().state_dict()
+        finally:
+            self._is_saving = False
 
     def _check_readable(self) -> None:
         self._check_usable()
@@ -408,7 +418,7 @@ def windowed(
     facade._watch = ParameterWatch()
     attributes = _own_attributes(optimizer)
     facade._engine = Engine(kind, optimizer.defaults, home, gradients, attributes)
-    facade._journal = None
+    facade._journal, facade._is_saving = None, False
     hooks = {name: kept for name, kept in vars(optimizer).items() if name.endswith("_hooks")}
     shared = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     optim.Optimizer.__setstate__(facade, {**attributes, **shared, **hooks})

@@ -10,10 +10,31 @@ import torch
 
 from ascend_core.errors import FeatureError
 
-__all__ = ["StateView"]
+__all__ = ["Entries", "StateView"]
 
 
-class StateView(defaultdict[torch.Tensor, Any]):
+class _TakesNoChange:
+    """What is refused of a dictionary that is only a picture."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise FeatureError(
+            "the state of a windowed optimizer cannot be replaced entry by entry.",
+            why="what is shown is made anew each time it is read, so a change would be lost.",
+            instead="write into its tensors, or change a state_dict() and load it.",
+        )
+
+    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _refuse
+
+
+class Entries(_TakesNoChange, dict[str, torch.Tensor]):
+    """What is kept for one parameter, by name. The tensors are live; it takes no change itself."""
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, torch.Tensor]]]:
+        """A copy is a dictionary like any other."""
+        return dict, (dict(self),)
+
+
+class StateView(_TakesNoChange, defaultdict[torch.Tensor, Any]):
     """A picture of the state, by parameter. The tensors are live; the mapping takes no change.
 
     What is kept for a parameter is put together when it is first read, and for that one alone:
@@ -35,11 +56,11 @@ class StateView(defaultdict[torch.Tensor, Any]):
 
     def __getitem__(self, key: torch.Tensor) -> dict[str, Any]:
         if key not in self:
-            return {}
+            return Entries()
         found: dict[str, Any] | None = super().__getitem__(key)
         if found is None:
             found = self._read(key)
-            super().__setitem__(key, found)
+            dict.__setitem__(self, key, found)
         return found
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -58,12 +79,3 @@ class StateView(defaultdict[torch.Tensor, Any]):
     def values(self) -> Any:
         """See `dict.values`."""
         return ValuesView(self)
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise FeatureError(
-            "the state of a windowed optimizer cannot be replaced entry by entry.",
-            why="what is shown is made anew each time it is read, so a change would be lost.",
-            instead="write into its tensors, or change a state_dict() and load it.",
-        )
-
-    __setitem__ = __delitem__ = pop = popitem = clear = update = setdefault = _refuse
