@@ -42,7 +42,10 @@ from sharded_cases import (
 
 @case
 def clipped_without_work(rank: int, world: int) -> None:
-    """DD-20: a rank without a batch clips and steps as the others do, from the first step on."""
+    """DD-20: a rank without a batch clips and steps as the others do, from the first step on.
+
+    The plain model adds up in another order, which AdamW's division by small roots enlarges.
+    """
     ours, theirs = Model(), Model()
     optimizer = sharded(ours, OPTIMIZERS["AdamW"])
     plain = OPTIMIZERS["AdamW"](theirs.parameters())

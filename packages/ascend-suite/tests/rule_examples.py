@@ -597,6 +597,29 @@ OF_OPERATORS: dict[str, Pair] = {
     ),
 }
 
+OF_MODELS: dict[str, Pair] = {
+    "megatron/one-precision": differ(is_on={"bf16": True, "fp16": True}, but={"fp16": False}),
+    "megatron/fp4-and-fp8": differ(is_on={"fp4": "e2m1", "fp8": "hybrid"}, but={"fp4": None}),
+    "megatron/fp8-param-needs-fp8": differ(
+        is_on={"fp8_param": True, "fp8": None}, but={"fp8": "hybrid"}
+    ),
+    "megatron/heads-by-ranks": differ(
+        is_on={"num_attention_heads": 12, "tensor_model_parallel_size": 8},
+        but={"tensor_model_parallel_size": 4},
+    ),
+    "megatron/groups-by-ranks": differ(
+        is_on={"num_query_groups": 4, "tensor_model_parallel_size": 6},
+        but={"tensor_model_parallel_size": 8},
+    ),
+    "megatron/sequences-need-tensors": differ(
+        is_on={"sequence_parallel": True, "tensor_model_parallel_size": 1},
+        but={"tensor_model_parallel_size": 2},
+    ),
+    "megatron/expert-ranks-need-experts": differ(
+        is_on={"expert_model_parallel_size": 2, "num_moe_experts": None},
+        but={"num_moe_experts": 8},
+    ),
+}
 OF_GRADIENTS: dict[str, Pair] = {
     "reduce-gradients/megatron-core": differ("reduce-gradients", is_on=MEGATRON, but=PYTORCH),
     "shard-optimizer/megatron-core": differ(*SHARDED, is_on=MEGATRON, but=PYTORCH),
@@ -636,5 +659,6 @@ EXAMPLES: dict[str, Pair] = {
     **OF_RECOMPUTE,
     **OF_MEGATRON,
     **OF_OPERATORS,
+    **OF_MODELS,
     **OF_GRADIENTS,
 }

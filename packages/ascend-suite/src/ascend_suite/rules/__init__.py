@@ -8,6 +8,7 @@ from __future__ import annotations
 from ascend_suite.rule import Rule
 from ascend_suite.rules.activations import ACTIVATION_RULES
 from ascend_suite.rules.gradients import GRADIENT_RULES
+from ascend_suite.rules.model import MODEL_RULES
 from ascend_suite.rules.operators import OPERATOR_RULES
 from ascend_suite.rules.optimizers import OPTIMIZER_RULES
 from ascend_suite.rules.pairs import PAIR_RULES
@@ -18,6 +19,7 @@ __all__ = ["RULES"]
 
 RULES: tuple[Rule, ...] = (
     *SOFTWARE_RULES,
+    *MODEL_RULES,
     *PAIR_RULES,
     *OPTIMIZER_RULES,
     *ACTIVATION_RULES,
