@@ -1,7 +1,7 @@
 """Runs out of memory inside a session, and prints what is said about it.
 
-Usage: small_npu_session.py MODEL [LAYERS], where MODEL is `gpt` or `unknown`, and so many layers of
-`gpt` run again.
+Usage: small_npu_session.py MODEL [NUMBER], where MODEL is `gpt`, of which so many layers run again,
+`wide`, whose optimizer's state moves in so many windows, or `unknown`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,38 @@ from ascend_recompute.config import RecomputeLayersConfig, RecomputeNormConfig
 from ascend_suite.applying import apply
 from ascend_suite.demo.gpt import GPT, GPTConfig
 from ascend_suite.plan import Plan
+from ascend_swap.config import SwapOptimizerConfig
+
+NUMBER = int(sys.argv[2]) if sys.argv[2:] else None
 
 
 def gpt() -> None:
     """The demo's model, with activations that do not fit."""
-    model = GPT(GPTConfig(dropout=0.0)).to("npu")
-    optimizer = optim.AdamW(model.parameters())
-    tokens = torch.randint(256, (8, 257)).to("npu")
     plan = Plan({"recompute-norm": RecomputeNormConfig()})
-    if sys.argv[2:]:
-        plan = Plan({"recompute-layers": RecomputeLayersConfig(num_layers=int(sys.argv[2]))})
-    with apply(plan, model, optimizer) as session:
+    if NUMBER is not None:
+        plan = Plan({"recompute-layers": RecomputeLayersConfig(num_layers=NUMBER)})
+    train(plan, GPTConfig(dropout=0.0), torch.randint(256, (8, 257)))
+
+
+def wide() -> None:
+    """Its weights and gradients fit, and the optimizer's state does not."""
+    plan = Plan({"recompute-norm": RecomputeNormConfig()})
+    if NUMBER is not None:
+        plan = Plan({"swap-optimizer": SwapOptimizerConfig(swap_optimizer_times=NUMBER)})
+    train(plan, GPTConfig(hidden=640, dropout=0.0), torch.randint(256, (1, 33)))
+
+
+def train(plan: Plan, config: GPTConfig, tokens: torch.Tensor) -> None:
+    """Make three steps; say how far they came."""
+    model = GPT(config).to("npu")
+    tokens = tokens.to("npu")
+    with apply(plan, model, optim.AdamW(model.parameters())) as session:
         for _ in range(3):
             model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+            sys.stdout.write("backward\n")
             assert session.optimizer is not None
             session.optimizer.step()
+            session.optimizer.zero_grad()
     sys.stdout.write("trained\n")
 
 
@@ -41,6 +58,6 @@ def unknown() -> None:
 
 
 try:
-    {"gpt": gpt, "unknown": unknown}[sys.argv[1]]()
+    {"gpt": gpt, "wide": wide, "unknown": unknown}[sys.argv[1]]()
 except torch.OutOfMemoryError as error:
     sys.stdout.write("\n".join(["out of memory", *error.__notes__]) + "\n")

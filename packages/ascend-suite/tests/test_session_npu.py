@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = Path(__file__).parent / "small_npu_session.py"
 
 
-def said(model: str, hbm: str, *layers: str) -> list[str]:
+def said(model: str, hbm: str, *number: str) -> list[str]:
     """What a program says whose device has so much memory."""
     simulator = "import sys; from ascend_sim.cli import main; sys.exit(main())"
-    device = ["run", "--schedule=eager", f"--hbm={hbm}", str(PROGRAM), model, *layers]
+    device = ["run", "--schedule=eager", f"--hbm={hbm}", str(PROGRAM), model, *number]
     done = subprocess.run(
         [sys.executable, "-c", simulator, *device], capture_output=True, text=True, check=False
     )
@@ -44,11 +44,22 @@ def test_out_of_memory_names_a_plan_that_fits() -> None:
     assert "in 96 MiB would fit: " in note
     named = re.search(r"would fit: recompute-layers\(num_layers=(\d+)\)\.", note)
     assert named is not None, note
-    assert said("gpt", "96M", named[1]) == ["trained"]
+    assert said("gpt", "96M", named[1]) == ["backward"] * 3 + ["trained"]
     fewer = str(int(named[1]) - 1)
     first, *notes = said("gpt", "96M", fewer)
     assert first == "out of memory"
     assert any(named[0] in note for note in notes)
+
+
+def test_out_of_memory_in_an_optimizer_names_a_plan_that_fits() -> None:
+    pytest.importorskip("ascend_suite.suggestion", reason="needs the estimate")
+    first, second, *notes = said("wide", "256M")
+    assert (first, second) == ("backward", "out of memory")
+    named = re.search(
+        r"would fit: swap-optimizer\(swap_optimizer_times=(\d+)\)\.", "\n".join(notes)
+    )
+    assert named is not None, notes
+    assert said("wide", "256M", named[1]) == ["backward"] * 3 + ["trained"]
 
 
 def test_a_model_that_does_not_tell_its_shape_is_told_what_to_do() -> None:

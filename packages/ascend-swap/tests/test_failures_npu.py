@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,39 @@ def test_a_failed_allocation_leaves_all_unstepped(
         trained.optimizer.step()
         assert same(trained.outcome(), attempts.after)
     assert places == 4  # a ring of three, and scratch
+
+
+def test_state_without_room_on_the_device_is_given_back_in_host_memory(
+    training: Any, same: Any, npu_sim: Simulator
+) -> None:
+    reference = training(SIZES, fused=True)
+    reference.train(3)
+    places = 0
+    for nth in itertools.count(1):
+        trained = training(SIZES, 3, fused=True)
+        swapped = trained.optimizer
+        before = trained.train(2)
+        try:
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                with npu_sim.fail(Fault.DEVICE_ALLOCATION, nth):
+                    swapped.remove()
+        except FaultNotReachedError:
+            assert not warned
+            break
+        places += 1
+        assert ["AdamW has no room on npu:0" in str(one.message) for one in warned] == [True]
+        assert warned[0].filename == __file__
+        plain = trained.optimizer = swapped._inner
+        kept = [one for state in plain.state.values() for one in state.values()]
+        assert {one.device.type for one in kept} == {"cpu"}
+        assert same(trained.outcome(), before)
+        plain.load_state_dict(plain.state_dict())
+        assert {plain.state[p]["exp_avg"].device.type for p in trained.parameters} == {"npu"}
+        trained.backward(2)
+        plain.step()
+        assert same(trained.outcome(), reference.outcome())
+    assert places == 3 * len(SIZES)  # the step count and two moments of each parameter
 
 
 # Three windows of the same size, whose temporaries come from the allocator's pool of large blocks,

@@ -33,8 +33,16 @@ def state_of(slot: Slot, home: Home) -> dict[str, torch.Tensor]:
     return state
 
 
-def for_wrapped(slot: Slot, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy of a parameter's state, on the device and at the dtype of the wrapped optimizer."""
+def for_wrapped(
+    slot: Slot, state: Mapping[str, torch.Tensor], *, device: torch.device | None = None
+) -> dict[str, torch.Tensor]:
+    """A copy of a parameter's state, where and at the dtype at which the wrapped optimizer has it.
+
+    Args:
+        slot: Of the parameter.
+        state: What is kept for it.
+        device: Where all of it is to be instead.
+    """
     parameter = slot.parameter
     kept = {}
     for entry in slot.entries:
@@ -42,9 +50,9 @@ def for_wrapped(slot: Slot, state: Mapping[str, torch.Tensor]) -> dict[str, torc
             continue
         value = state[entry.name]
         if entry.is_scalar:
-            kept[entry.name] = value.to(slot.scalar_device, copy=True)
+            kept[entry.name] = value.to(device or slot.scalar_device, copy=True)
         else:
-            kept[entry.name] = value.to(parameter.device, parameter.dtype, copy=True)
+            kept[entry.name] = value.to(device or parameter.device, parameter.dtype, copy=True)
     return kept
 
 

@@ -294,6 +294,7 @@ class WindowedOptimizer(optim.Optimizer):
     def remove(self) -> None:
         """Give the state back to the wrapped optimizer, on the device, and let go of it.
 
+        Where the device has no room for it, all of it is given back in host memory, with a warning.
         FP32 masters have no place there; what they hold beyond the weight is lost. A second call
         does nothing.
 
@@ -302,16 +303,30 @@ class WindowedOptimizer(optim.Optimizer):
         """
         if self._roster.is_closed:
             return
-        state = self.state
-        for slot in self._roster.slots:
-            if slot.parameter in state:
-                kept = for_wrapped(slot, state[slot.parameter])
-                self._inner.state[slot.parameter] = kept
+        self._inner.state.update(self._given_back())
         self._gradients.close()
         self._watch.close()
         self._roster.close()
         for guard in self._guards:
             guard.remove()
+
+    def _given_back(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """The state as the wrapped optimizer keeps it."""
+        state = self.state
+        slots = [slot for slot in self._roster.slots if slot.parameter in state]
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return {slot.parameter: for_wrapped(slot, state[slot.parameter]) for slot in slots}
+        warnings.warn(
+            f"the state of {type(self._inner).__name__} has no room on {slots[0].parameter.device} "
+            "and was given back in host memory: state_dict() has it, and before the next step "
+            "optimizer.load_state_dict(optimizer.state_dict()) moves it, once there is room",
+            UserWarning,
+            stacklevel=3,
+        )
+        host = torch.device("cpu")
+        return {
+            slot.parameter: for_wrapped(slot, state[slot.parameter], device=host) for slot in slots
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowedOptimizer:
         raise _refused_copy("copied", "deepcopy")
