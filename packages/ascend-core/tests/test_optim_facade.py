@@ -157,6 +157,19 @@ def test_a_stepped_parameter_cannot_be_replaced_by_another_form() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("size", [(4, 4), (1, 8), (8,)])
+def test_data_of_another_form_is_refused_by_name(size: tuple[int, ...]) -> None:
+    ours = nn.Parameter(torch.ones(8, 8))
+    optimizer = windowed(optim.AdamW([ours]))
+    with_gradients([ours])
+    optimizer.step()
+    ours.data = torch.ones(size)
+    ours.grad = None
+    with_gradients([ours])
+    with pytest.raises(ConfigError, match="does not fit its optimizer state"):
+        optimizer.step()
+
+
 def test_each_parameter_counts_its_own_steps() -> None:  # SO-14, SO-15, SO-16
     for times in (1, 3, 7):
         plain, ours = parameters(1000, 900), parameters(1000, 900)

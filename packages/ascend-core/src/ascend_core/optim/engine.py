@@ -167,8 +167,8 @@ class _Step:
         self._masters = engine.home.masters
         self._kernel = kernel = engine.home.kernel
         slots = {window.slot(piece) for window in windows for piece in window.slices} & active
-        self._gradients = {slot: engine.gradients.flat(slot) for slot in slots}
         self._flat = {slot: slot.flat() for slot in slots}
+        self._gradients = {slot: engine.gradients.flat(slot) for slot in slots}
         self._by_kernel = {
             slot
             for slot, gradient in self._gradients.items()
