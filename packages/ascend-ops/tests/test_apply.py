@@ -235,6 +235,80 @@ def test_one_graph_is_compiled_and_remove_is_noticed() -> None:
     assert torch.equal(compiled(x), plain)
 
 
+class NamedMLP(MLP):
+    """Its activation is a module, and may be scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act: Any = nn.Sequential(nn.SiLU(), nn.Dropout(0.0))
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.act(self.gate(x)) * self.up(x) * self.factor)
+        return out
+
+
+def set_epsilon(model: nn.Sequential) -> None:
+    model[1].norm.eps = 0.5
+
+
+def replace_the_activation(model: nn.Sequential) -> None:
+    model[1].mlp.act = nn.Tanh()
+
+
+def replace_a_part_of_it(model: nn.Sequential) -> None:
+    model[1].mlp.act[0] = nn.GELU()
+
+
+def scale_the_product(model: nn.Sequential) -> None:
+    model[1].mlp.factor = 2.0
+
+
+def drop_some(model: nn.Sequential) -> None:
+    model[1].mlp.act[1].p = 0.5
+
+
+def watch(model: nn.Sequential) -> None:
+    model[1].mlp.act[0].register_forward_hook(lambda module, args, result: result * 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (set_epsilon, {"1.norm": "its eps has changed since"}),
+        (replace_the_activation, {"1.mlp": "its act has changed since"}),
+        (replace_a_part_of_it, {"1.mlp": "its act.0 has changed since"}),
+        (scale_the_product, {"1.mlp": "its factor has changed since"}),
+        (drop_some, {"1.mlp": "its act.1 has changed since"}),
+        (watch, {"1.mlp": "somebody watches the calls of its act.0 since"}),
+    ],
+)
+def test_what_changes_afterwards_computes_itself(
+    change: Callable[[nn.Sequential], None], left: dict[str, str], *, compiled: bool
+) -> None:
+    if compiled and change is watch:
+        pytest.skip("torch.compile does not look whether hooks are added to a compiled module")
+    plain = nn.Sequential(Layer(NamedMLP), Layer(NamedMLP))
+    model, x = copy.deepcopy(plain), batch()
+    handle = fuse(model)
+    torch.compiler.reset()
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    run(x)
+    for one in (plain, model):
+        change(one)
+    results = []
+    for one in (plain, run):
+        torch.manual_seed(1)
+        results.append(one(x))
+    torch.testing.assert_close(results[1], results[0])
+    assert handle.report()["left"] == left
+    assert handle.report()["operators"] == {
+        "rms_norm": 2 - ("1.norm" in left),
+        "swiglu_pair": 1 + ("1.norm" in left),
+    }
+
+
 def test_a_model_is_cast_after_it_was_applied() -> None:
     model = make().eval()
     fuse(model)

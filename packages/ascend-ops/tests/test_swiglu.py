@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ascend_ops
-from ascend_core.errors import UnavailableError
+from ascend_core.errors import ConfigError, UnavailableError
 from ascend_ops import reference
 
 
@@ -91,6 +91,20 @@ def test_a_third_derivative_is_right(
         return torch.autograd.grad(y, x)[0]
 
     torch.testing.assert_close(third(ours), third(formula))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ascend_ops.swiglu,
+        ascend_ops.rms_norm,
+        lambda x: ascend_ops.swiglu_pair(x.to_dense(), x),
+        lambda x: ascend_ops.rotary(x, torch.ones(4, 2), torch.ones(4, 2)),
+    ],
+)
+def test_sparse_tensors_are_refused_by_name(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ConfigError, match=r"is of layout torch\.sparse_coo"):
+        function(torch.eye(4).to_sparse())
 
 
 def test_a_refused_call_keeps_no_tensor() -> None:

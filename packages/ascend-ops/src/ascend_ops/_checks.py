@@ -14,7 +14,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_dtype(operator: str, **tensors: Tensor | None) -> None:
-    """Refuse what is no tensor of a floating dtype, or has a derivative that is not known here.
+    """Refuse what is no dense floating tensor, or has a derivative that is not known here.
 
     Raises:
         ConfigError: Names the first such.
@@ -25,6 +25,12 @@ def check_dtype(operator: str, **tensors: Tensor | None) -> None:
                 f"{operator}: {name} is {tensor.dtype}.",
                 why="it is computed in FP32, BF16, FP16 or FP64.",
                 instead=f"cast {name} to one of them.",
+            )
+        if tensor is not None and tensor.layout != torch.strided:
+            raise ConfigError(
+                f"{operator}: {name} is of layout {tensor.layout}.",
+                why="its elements are not all in memory.",
+                instead=f"pass {name}.to_dense().",
             )
         if tensor is not None:
             check_derivative(operator, name, tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,9 +41,10 @@ class FusedOps:
     ) -> None:
         self._fusions = dict(fusions)
         self._left = dict(left)
+        modules = {name: model.get_submodule(name) for name in fusions}
+        self._modules = {name: weakref.ref(module) for name, module in modules.items()}
         self._arounds = [
-            instead_of_forward(model.get_submodule(name), fusion.compute, self)
-            for name, fusion in fusions.items()
+            instead_of_forward(modules[name], fusion.run, self) for name, fusion in fusions.items()
         ]
 
     def report(self) -> dict[str, Any]:
@@ -51,17 +53,23 @@ class FusedOps:
         Returns:
             `fused`: by the name of each module, the operator, the backend that would have computed
             a small call when the feature was turned on, and the formula; `left`: by the name of
-            each module that looked alike, why it is computed as before; `operators`: how many
-            modules each operator computes.
+            each module that looked alike, or has changed since, why it computes itself;
+            `operators`: how many modules each operator computes.
         """
+        changed = {name: change for name in self._fusions if (change := self._change(name))}
+        fused = {name: one for name, one in self._fusions.items() if name not in changed}
         return {
             "fused": {
                 name: f"{fusion.operator} by {fusion.backend}: {fusion.form}"
-                for name, fusion in self._fusions.items()
+                for name, fusion in fused.items()
             },
-            "left": dict(self._left),
-            "operators": dict(Counter(fusion.operator for fusion in self._fusions.values())),
+            "left": self._left | changed,
+            "operators": dict(Counter(fusion.operator for fusion in fused.values())),
         }
+
+    def _change(self, name: str) -> str | None:
+        module = self._modules[name]()
+        return None if module is None else self._fusions[name].settings.change(module)
 
     def remove(self) -> None:
         """Let the modules compute themselves again. A second call does nothing."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ascend_core.scope import Compute
+from ascend_core.scope import Call, Compute
 from ascend_ops._checks import has_tangent
+from ascend_ops._fusing._settings import Settings
 
 __all__ = ["Fusion", "is_plain"]
 
@@ -23,12 +25,22 @@ class Fusion:
         form: The formula, with the names that the module has for things, for the report.
         backend: What computes a small call of it.
         compute: The module's forward by it, for `ascend_core.scope.instead_of_forward`.
+        settings: What it was found out with.
     """
 
     operator: str
     form: str
     backend: str
     compute: Compute
+    settings: Settings
+
+    def run(
+        self, module: nn.Module, own: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute the module by the operator, or by its own forward where that has changed."""
+        if self.settings.change(module) is not None:
+            return own(*args, **kwargs)
+        return self.compute(module, own, args, kwargs)
 
 
 def is_plain(*tensors: Tensor | None) -> bool:

@@ -13,6 +13,7 @@ from ascend_core.scope import Call, owners
 from ascend_ops import reference
 from ascend_ops._fusing._double import DTYPES, StandIn, agree, double_of, numbers, run
 from ascend_ops._fusing._fusion import Fusion, is_plain
+from ascend_ops._fusing._settings import Settings, is_watched
 from ascend_ops.functional import backend_of, swiglu, swiglu_pair
 
 __all__ = ["fuse_mlp", "looks_gated"]
@@ -71,6 +72,7 @@ def fuse_mlp(module: nn.Module, backend: str | None) -> Fusion | str:
         _form(roles),
         backend_of(operator, *made, backend=backend),
         functools.partial(_compute, roles=roles, backend=backend),
+        Settings(module, {name: part for name, part in _parts(module).items() if name}),
     )
 
 
@@ -83,18 +85,20 @@ def _form(roles: _Roles) -> str:
 
 def _other(module: nn.Module) -> str | None:
     """What speaks against the operator beside the linear layers; None where nothing does."""
-    linears = _linears(module)
-    for name, part in module.named_modules():
-        if name.partition(".")[0] in linears:
-            continue
+    for name, part in _parts(module).items():
         tensors = {**part._parameters, **part._buffers}  # zeros now may be something else later
         if any(tensor is not None for tensor in tensors.values()):
             return f"it has tensors of its own, {', '.join(tensors)}, beside its linear layers'"
-        forward_hooks = part._forward_hooks or part._forward_pre_hooks
-        hooks = forward_hooks or part._backward_hooks or part._backward_pre_hooks
-        if name and (hooks or owners(part)):
+        if name and (is_watched(part) or owners(part)):
             return f"somebody watches the calls of {name}, which there would be no more"
     return None
+
+
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    """The module, by no name, and what is inside it beside its linear layers."""
+    linears = _linears(module)
+    named = module.named_modules()
+    return {name: part for name, part in named if name.partition(".")[0] not in linears}
 
 
 def _compute(

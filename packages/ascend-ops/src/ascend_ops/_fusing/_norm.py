@@ -12,6 +12,7 @@ from ascend_core.scope import Call
 from ascend_ops import reference
 from ascend_ops._fusing._double import DTYPES, agree, double_of, numbers, run
 from ascend_ops._fusing._fusion import Fusion, is_plain
+from ascend_ops._fusing._settings import Settings
 from ascend_ops.functional import backend_of, rms_norm
 from ascend_ops.nn import RMSNorm
 from ascend_ops.nn._rms_norm import epsilon_of
@@ -67,6 +68,7 @@ def fuse_norm(module: nn.Module, backend: str | None) -> Fusion | str:
         else f"norm(x) * {'(1 + weight)' if found.unit_offset else 'weight'}",
         backend_of("rms_norm", x, weight, unit_offset=found.unit_offset, backend=backend),
         functools.partial(_compute, found=found, backend=backend),
+        Settings(module, {}),
     )
 
 
