@@ -22,7 +22,9 @@ from ascend_ddp._tally import Tally, TallyResult
 sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import cases_joined  # noqa: F401  registers more
+import cases_of_buffers  # noqa: F401  registers more
 import cases_of_misuse  # noqa: F401  registers more
+import cases_of_segments  # noqa: F401  registers more
 import cases_of_use  # noqa: F401  registers more
 import sharded_cases
 from running_cases import run_cases

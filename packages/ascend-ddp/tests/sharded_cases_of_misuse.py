@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import sys
 import tempfile
+import time
 import warnings
 import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +70,50 @@ def clipped_without_work(rank: int, world: int) -> None:
     everywhere: list[Any] = [None] * world
     distributed.all_gather_object(everywhere, weights(ours))
     check_equal(everywhere[0], everywhere[rank])
+
+
+@case
+def norms_that_are_none(rank: int, world: int) -> None:
+    """Of which the parts of the ranks do not make a whole: refused before anything is sent."""
+    model = Model()
+    optimizer = sharded(model, OPTIMIZERS["AdamW"])
+    model(batch(rank)).square().mean().backward()
+    for order in (0, -1.0, -math.inf, math.nan, "two", None):
+        refuses(
+            lambda order=order: optimizer.clip_grad_norm_(1.0, order),
+            ConfigError,
+            f"norm_type is {order!r}.",
+        )
+    for most in (None, "1"):
+        refuses(
+            lambda most=most: optimizer.clip_grad_norm_(most), ConfigError, f"max_norm is {most!r}."
+        )
+    found = [optimizer.clip_grad_norm_(1e9, order) for order in ("2", 2)]
+    assert torch.equal(*found) and optimizer.clip_grad_norm_(torch.tensor(1e9)) == found[0]
+
+
+class Slow(list[nn.Parameter]):
+    """Is gone through after a moment: what others do in between shows."""
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        time.sleep(0.1)
+        return super().__iter__()
+
+
+@case
+def read_by_several_threads(rank: int, world: int) -> None:
+    """While one ends the journey of a weight, others that read it wait until it has."""
+    model = Model()
+    optimizer = sharded(model, OPTIMIZERS["AdamW"])
+    for bucket in optimizer._chunks[0].weights.buckets:
+        bucket._parameters = Slow(bucket._parameters)
+    model(batch(rank)).square().mean().backward()
+    optimizer.step()
+    first = next(iter(model.parameters()))
+    with ThreadPoolExecutor(4) as pool:
+        sums = list(pool.map(lambda _: first.detach().sum(), range(4)))
+    assert all(torch.equal(sums[0], one) for one in sums)
+    assert type(first) is nn.Parameter
 
 
 @case

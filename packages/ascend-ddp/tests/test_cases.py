@@ -10,7 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cases_joined  # noqa: F401  registers more
+import cases_of_buffers  # noqa: F401  registers more
 import cases_of_misuse  # noqa: F401  registers more
+import cases_of_segments  # noqa: F401  registers more
 import cases_of_use  # noqa: F401  registers more
 from cases import CASES
 

@@ -94,7 +94,8 @@ def test_a_rank_that_dies_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"overlap_param_gather": 1}, {"grad_scaler": "yes"}, {"timeout_s": 0}]
+    "options",
+    [{"overlap_param_gather": 1}, {"grad_scaler": "yes"}, {"timeout_s": 0}, {"timeout_s": True}],
 )
 def test_options_that_cannot_be_right(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

@@ -12,6 +12,7 @@ on with weights of which a part is missing, and are told so when they read one.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -142,15 +143,17 @@ class ShardedOptimizer(optim.Optimizer):
 
         Args:
             max_norm: The most that the norm may be.
-            norm_type: Which norm; `math.inf` for the largest element.
+            norm_type: Which norm, above 0; `math.inf` for the largest element.
 
         Returns:
             The total norm before clipping; 0-d, FP32 (FP64 where a parameter is), the same on every
             rank.
 
         Raises:
+            ConfigError: When there is no such norm.
             OptimizerFailedError: When a step failed half-way.
         """
+        _check_norm(max_norm, norm_type)
         self._check_trains()
         self._reduction.send_before(self)
         self._take_over()
@@ -362,6 +365,24 @@ def _refused_copy(what: str, how: str) -> FeatureError:
         why=f"its state is spread over the ranks, and {how} works on one.",
         instead="save its state_dict() or local_state_dict(), and load that into another one.",
     )
+
+
+def _check_norm(max_norm: object, norm_type: object) -> None:
+    """Refuse what is no norm before it is added up over ranks."""
+    if not isinstance(max_norm, (int, float, Tensor)):
+        raise ConfigError(
+            f"max_norm is {max_norm!r}.", instead="use a number, such as 1.0, or a 0-d tensor."
+        )
+    try:
+        order = float(norm_type)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        order = math.nan
+    if not order > 0:
+        raise ConfigError(
+            f"norm_type is {norm_type!r}.",
+            why="a norm over the parts of all ranks is added up from powers of that.",
+            instead="use a number above 0, or math.inf for the largest element.",
+        )
 
 
 def check_reduced(groups: Sequence[Mapping[str, Any]], reducers: Sequence[Reducer]) -> None:

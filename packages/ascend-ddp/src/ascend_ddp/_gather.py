@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -66,6 +67,7 @@ class WeightBucket:
         self._work: distributed.Work | None = None
         self._failure: Callable[[], CommunicationError] | None = None  # makes it every time anew
         self._kind = travelling(_found(self))
+        self._lock = threading.RLock()  # several threads may read what travels
         with torch.no_grad():
             for slot, parameter in zip(plan.slots, self._parameters, strict=True):
                 view = view_of(self.flat, slot, parameter)
@@ -84,10 +86,11 @@ class WeightBucket:
         self.gathers += 1
         if not self.flat.numel():
             return
-        with self._ranks.named(self._what, self._names, _WEIGHTS):
-            self._work = self._ranks.all_gather(self.flat, self.own)
-        for parameter in self._parameters:
-            parameter.__class__ = self._kind
+        with self._lock:
+            with self._ranks.named(self._what, self._names, _WEIGHTS):
+                self._work = self._ranks.all_gather(self.flat, self.own)
+            for parameter in self._parameters:
+                parameter.__class__ = self._kind
 
     def arrive(self) -> None:
         """Wait for the weights. On an accelerator the current stream waits, and the host goes on.
@@ -95,20 +98,26 @@ class WeightBucket:
         Raises:
             CommunicationError: When a rank has ended, or does not come in time; every time again.
         """
-        if self._work is None:
-            return
-        if self._failure is not None:
-            raise self._failure()
-        try:
-            self._wait(self._work)
-        except CommunicationError as error:
-            self._failure = partial(
-                CommunicationError, error.what, why=error.why, instead=error.instead
-            )
-            raise
-        self._work = None
-        for parameter in self._parameters:
-            parameter.__class__ = nn.Parameter
+        if self._work is not None:
+            self._arrive(self._work)
+
+    def _arrive(self, work: distributed.Work) -> None:
+        """Wait, one thread for all that read."""
+        with self._lock:
+            if self._work is not work:
+                return
+            if self._failure is not None:
+                raise self._failure()
+            try:
+                self._wait(work)
+            except CommunicationError as error:
+                self._failure = partial(
+                    CommunicationError, error.what, why=error.why, instead=error.instead
+                )
+                raise
+            for parameter in self._parameters:
+                parameter.__class__ = nn.Parameter
+            self._work = None  # last: another thread that finds it so reads a plain parameter
 
     def check(self) -> None:
         """Refuse to step weights that nobody uses any more.

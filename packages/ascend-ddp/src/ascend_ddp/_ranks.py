@@ -129,6 +129,11 @@ class Ranks:
         host = torch.device("cpu")
         return host if host in self._connected._device_types else device
 
+    def within_reach(self, device: torch.device, other: torch.device) -> torch.device:
+        """A device, if the group sends from there, and another one otherwise."""
+        kinds = [known.type for known in self._connected._device_types]
+        return device if device.type in kinds else other
+
     @property
     def _connected(self) -> distributed.ProcessGroup:
         """The group, or the default one: it is asked for late, since programs make it anew."""
@@ -148,12 +153,7 @@ class Ranks:
             ConfigError: When another rank has another number.
             CommunicationError: When a rank does not answer.
         """
-        all_numbers = torch.zeros(self.size, len(_SHIFTS), dtype=torch.int32, device=device)
-        for place, shift in enumerate(_SHIFTS):
-            all_numbers[self.number, place] = mine >> shift & _MASK
-        self._sum(all_numbers, "the plan of the other ranks", names)
-        numbers = all_numbers.tolist()
-        other = next((rank for rank, one in enumerate(numbers) if one != numbers[0]), None)
+        other = self.first_other(mine, device, "the plan of the other ranks", names)
         if other is None:
             return
         raise ConfigError(
@@ -163,6 +163,28 @@ class Ranks:
             instead="build the same model with the same options on every rank, and freeze the "
             "same parameters.",
         )
+
+    def first_other(self, mine: int, device: torch.device, what: str, names: str) -> int | None:
+        """The first rank that has another number than the first one.
+
+        Args:
+            mine: A number of 63 bits.
+            device: On which ranks talk.
+            what: What the number is made of, for errors.
+            names: What that holds.
+
+        Returns:
+            None where all have the same.
+
+        Raises:
+            CommunicationError: When a rank does not answer.
+        """
+        all_numbers = torch.zeros(self.size, len(_SHIFTS), dtype=torch.int32, device=device)
+        for place, shift in enumerate(_SHIFTS):
+            all_numbers[self.number, place] = mine >> shift & _MASK
+        self._sum(all_numbers, what, names)
+        numbers = all_numbers.tolist()
+        return next((rank for rank, one in enumerate(numbers) if one != numbers[0]), None)
 
     def from_first(self, numbers: Sequence[int], count: int, device: torch.device) -> list[int]:
         """The numbers that the first rank has.

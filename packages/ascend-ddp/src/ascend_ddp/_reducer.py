@@ -92,6 +92,11 @@ class Reducer:
         return self._ranks.group
 
     @property
+    def ranks(self) -> Ranks:
+        """Those of the group."""
+        return self._ranks
+
+    @property
     def collectives(self) -> int:
         """How often buckets were sent, so far."""
         return self._sender.collectives
@@ -182,8 +187,7 @@ class Reducer:
             elif running.task not in (None, torch._C._current_graph_task_id()):
                 return  # an autograd.grad within a hook of the backward, which goes on
             elif not running.syncs:
-                self._unsent |= running.arrivals.keys()
-                self._round = None
+                self._keep_unsent(running)
             else:
                 self._end_round(running)
 
@@ -205,8 +209,14 @@ class Reducer:
         task = running_task()
         if self._round is not None and self._round.has_failed(task):
             self._abandon(self._round)
-        if self._round is not None and self._round.is_behind and task is not None:
-            self._finish(self._round)
+        behind = self._round
+        # Within another backward, where both are one to us, `no_sync` still tells them apart.
+        if (
+            behind is not None
+            and behind.is_behind
+            and (task is not None or behind.syncs != self.is_last_microbatch)
+        ):
+            self._close(behind)
         if self._round is None:
             self._round = self._begin()
         if not self._round.has_end:
@@ -232,12 +242,33 @@ class Reducer:
         return Round(syncs=self.is_last_microbatch)
 
     def wait(self) -> None:
-        """Wait until what was sent has arrived; send what a backward left unsent."""
+        """Wait until what was sent has arrived; send what a backward left unsent.
+
+        Raises:
+            ConfigError: Within a backward.
+        """
         with self._lock:
             if self._round is not None and self._round.has_failed(running_task()):
                 self._abandon(self._round)
-            if self._round is not None and self._round.syncs:
-                self._finish(self._round)
+            running = self._round
+            if running is None:
+                return
+            if torch._C._current_graph_task_id() == -1:
+                self._close(running)
+            elif running.syncs:
+                raise self._within_backward()
+
+    def _close(self, running: Round) -> None:
+        """End a round whose backward has ended, which autograd could not tell."""
+        if running.syncs:
+            self._finish(running)
+        else:
+            self._keep_unsent(running)
+
+    def _keep_unsent(self, running: Round) -> None:
+        """End a round that has accumulated only."""
+        self._unsent |= running.arrivals.keys()
+        self._round = None
 
     def send(self) -> None:
         """Reduce what is accumulated, where this rank has no backward to do it."""
@@ -307,7 +338,7 @@ class Reducer:
         """End a backward that an exception has ended, so that no rank waits for the rest of it."""
         self._round = None
         if not failed.syncs:
-            self._unsent |= failed.arrivals.keys()
+            self._keep_unsent(failed)
             return
         self.rounds += 1
         nothing = [0] * len(self.parameters)
@@ -374,6 +405,14 @@ class Reducer:
             why="nobody reduces its gradient, and ranks would come to differ.",
             instead="add or exchange parameters first (load_state_dict(assign=True) does that, "
             "too); or remove() the handle, and call reduce_gradients again.",
+        )
+
+    def _within_backward(self) -> ConfigError:
+        return ConfigError(
+            "the reduction was waited for, or removed, within a backward.",
+            why="gradients that are still to come would be sent as zeros first, and then once "
+            "more: buckets are complete when the backward has ended.",
+            instead="call wait() or remove() when backward has returned.",
         )
 
     def _sparse(self, index: int) -> ConfigError:

@@ -87,7 +87,11 @@ def _check_flag(name: str, value: object) -> None:
 def _check_timeout(seconds: object) -> None:
     if seconds is None:
         return
-    if not isinstance(seconds, (int, float)) or not 0 < seconds <= _LONGEST_S:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, (int, float))
+        or not 0 < seconds <= _LONGEST_S
+    ):
         raise ConfigError(
             f"timeout_s is {seconds!r}.",
             instead=f"use a number of seconds above 0, at most {_LONGEST_S:.0f}, or leave it out.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,18 +13,13 @@ from torch.nn.parameter import UninitializedParameter
 
 from ascend_core.errors import ConfigError, UnavailableError
 from ascend_core.feature import chosen_config
+from ascend_ddp._first import check_buffers, copy_from_first
 from ascend_ddp._reducer import Reducer
 from ascend_ddp._steps import BeforeStep
 from ascend_ddp._taking import refuse_taken
 from ascend_ddp.config import DDPConfig
 
 __all__ = ["GradientReduction", "reduce_gradients"]
-
-_SENT = {
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-    torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
-}  # fmt: skip
-"""What all backends broadcast."""
 
 
 class GradientReduction:
@@ -84,6 +79,7 @@ class GradientReduction:
         gradients are not sent.
 
         Raises:
+            ConfigError: Within a backward.
             CommunicationError: When a rank has ended, or does not come in time.
         """
         for reducer in self._chunks:
@@ -96,6 +92,7 @@ class GradientReduction:
         parameters. On an accelerator the current stream waits, and the host goes on.
 
         Raises:
+            ConfigError: Within a backward, of which gradients are still to come.
             CommunicationError: When a rank has ended, or does not come in time.
         """
         for reducer in self._chunks:
@@ -145,7 +142,13 @@ class GradientReduction:
         return list(self._chosen(chunk)[0].last.events)
 
     def remove(self) -> None:
-        """Leave gradients where they are found. A second call does nothing."""
+        """Leave gradients where they are found. A second call does nothing.
+
+        Raises:
+            ConfigError: Within a backward; the feature stays on.
+            CommunicationError: When a rank has ended, or does not come in time.
+        """
+        self.wait()  # which may fail, and leave the feature on
         self._before_step.remove()
         for reducer in self._chunks:
             reducer.remove()
@@ -154,9 +157,10 @@ class GradientReduction:
     def _chosen(self, chunk: int | None) -> Sequence[Reducer]:
         if chunk is None:
             return self._chunks
-        if not 0 <= chunk < len(self._chunks):
+        is_number = isinstance(chunk, int) and not isinstance(chunk, bool)
+        if not is_number or not 0 <= chunk < len(self._chunks):
             raise ConfigError(
-                f"there is no model chunk {chunk}.",
+                f"there is no model chunk {chunk!r}.",
                 why=f"reduce_gradients was given {len(self._chunks)}, counted from 0.",
                 instead="name one of those, or leave the number out for all.",
             )
@@ -186,7 +190,7 @@ def reduce_gradients(
     Raises:
         ConfigError: When there is no parameter, one is no plain one, on the meta device, reduced
             already or its gradient taken by another feature, chunks share one, this rank is not in
-            the group, or ranks differ.
+            the group, or ranks differ in parameters or buffers.
         UnavailableError: When `torch.distributed` is not initialised.
 
     Example:
@@ -194,21 +198,55 @@ def reduce_gradients(
         >>> loss = model(batch); loss.backward(); optimizer.step()
     """
     config = chosen_config("reduce_gradients", DDPConfig, config)
-    chunks = [model] if isinstance(model, nn.Module) else list(model)
+    chunks = _chunks_of(model)
     if not (distributed.is_available() and distributed.is_initialized()):
         raise UnavailableError(
             "reduce_gradients needs a process group.",
             why="torch.distributed is not initialised.",
             instead="call torch.distributed.init_process_group() first.",
         )
+    _check_group(group)
     _check_parameters(chunks, config)
-    reducers = [
-        Reducer(chunk, config, group) for chunk in chunks
-    ]  # compares ranks, and comes first
-    if config.sync_parameters:
+    reducers: list[Reducer] = []
+    try:
         for chunk in chunks:
-            _copy_from_first(chunk, group)
+            reducers.append(Reducer(chunk, config, group))  # compares ranks, and comes first
+        if config.sync_parameters:
+            for chunk, reducer in zip(chunks, reducers, strict=True):
+                copy_from_first(chunk, reducer.ranks, reducer.buckets.device)
+    except BaseException:
+        for reducer in reducers:
+            reducer.remove()
+        raise
     return GradientReduction(reducers, config)
+
+
+def _chunks_of(model: object) -> list[nn.Module]:
+    """The model chunks that were given."""
+    given = [model] if isinstance(model, nn.Module) or not isinstance(model, Iterable) else model
+    chunks: list[nn.Module] = []
+    for chunk in given:
+        if not isinstance(chunk, nn.Module):
+            raise ConfigError(
+                f"reduce_gradients was given a {type(chunk).__name__} as a model.",
+                why="its gradients are those of the parameters of modules.",
+                instead="pass an nn.Module, or a list of them for the chunks of a pipeline stage.",
+            )
+        chunks.append(chunk)
+    return chunks
+
+
+def _check_group(group: object) -> None:
+    # What new_group() returns on a rank that is not in the group is a number, and refused later.
+    absent = distributed.GroupMember.NON_GROUP_MEMBER
+    if group is None or group is absent or isinstance(group, distributed.ProcessGroup):
+        return
+    raise ConfigError(
+        f"reduce_gradients was given a {type(group).__name__} as its group.",
+        why="ranks talk in a process group.",
+        instead="pass what torch.distributed.new_group() or mesh.get_group() returned, or leave it "
+        "out for all ranks.",
+    )
 
 
 def _check_parameters(chunks: Sequence[nn.Module], config: DDPConfig) -> None:
@@ -217,6 +255,8 @@ def _check_parameters(chunks: Sequence[nn.Module], config: DDPConfig) -> None:
     empty = not chunks
     for chunk in chunks:
         _check_modules(chunk)
+        if config.sync_parameters:
+            check_buffers(chunk)
         parameters = dict(chunk.named_parameters())
         for name, parameter in parameters.items():
             if id(parameter) in seen:
@@ -282,23 +322,15 @@ def _check_kind(name: str, parameter: nn.Parameter) -> None:
             why="it has no values yet, and its gradient has nowhere to lie.",
             instead="call to_empty(device=...) on the model, initialise it, and then this.",
         )
+    if parameter.layout != torch.strided:
+        raise ConfigError(
+            f"{name} is of layout {parameter.layout}.",
+            why="gradients travel in flat, dense buckets.",
+            instead="use a dense parameter.",
+        )
     if type(parameter) is not nn.Parameter:
         raise ConfigError(
             f"{name} is a {type(parameter).__name__}.",
             why="a subclass may be made of several tensors, and a bucket is of one.",
             instead="use torch.nn.Parameter.",
         )
-
-
-@torch.no_grad()
-def _copy_from_first(chunk: nn.Module, group: distributed.ProcessGroup | None) -> None:
-    """Give parameters and buffers the values of the first rank."""
-    source = distributed.get_global_rank(group, 0) if group is not None else 0
-    for tensor in (*chunk.parameters(), *chunk.buffers()):
-        sent = tensor.detach().contiguous()
-        # As bytes, where backends do not know the dtype.
-        known = sent.dtype in _SENT
-        told = sent if known else sent.reshape(-1).view(torch.uint8)
-        distributed.broadcast(told, source, group=group)
-        if sent.data_ptr() != tensor.data_ptr():
-            tensor.copy_(sent)
