@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import sys
 import weakref
@@ -28,6 +27,7 @@ from cases import (
     loss_of,
     stack,
 )
+from running_cases import are_gone
 
 
 @case
@@ -228,8 +228,7 @@ def forgotten(rank: int, world: int) -> None:
             handle.remove()
         else:
             del handle
-        gc.collect()
-        assert [one() for one in seen] == [None] * 3
+        assert are_gone(seen)
 
 
 @case

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import time
 import traceback
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import distributed
 
 Case = Callable[[int, int], None]
+
+
+def are_gone(seen: Sequence[weakref.ref[Any]]) -> bool:
+    """Whether nothing keeps these, in a moment.
+
+    An accelerator's backward runs in a thread of autograd's own, which may let go of the graph
+    after backward has returned.
+    """
+    for _ in range(1000):
+        gc.collect()
+        if all(one() is None for one in seen):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def run_cases(rank: int, cases: Mapping[str, Case], device: str = "cpu") -> dict[str, str]:

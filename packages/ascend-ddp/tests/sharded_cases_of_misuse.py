@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import math
 import sys
@@ -28,6 +27,7 @@ from ascend_ddp import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
+from running_cases import are_gone
 from sharded_cases import (
     IN,
     OPTIMIZERS,
@@ -251,8 +251,7 @@ def forgotten(rank: int, world: int) -> None:
             del loss
         seen = [weakref.ref(one) for one in (model, optimizer, optimizer._chunks[0])]
         del model, optimizer
-        gc.collect()
-        assert [one() for one in seen] == [None] * 3
+        assert are_gone(seen)
 
 
 class Mixed(nn.Module):
