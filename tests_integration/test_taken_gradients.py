@@ -76,7 +76,7 @@ def model_and_optimizer() -> tuple[nn.Sequential, optim.AdamW]:
 
 
 def test_refused_in_either_order() -> None:
-    for told in run_ranks(refused_in_either_order, 2, timeout_s=300):
+    for told in run_ranks(refused_in_either_order, 2):
         swap, reduce = told
         assert "is left to reduce_gradients" in swap
         assert "leave offload_gradients off" in swap
@@ -87,10 +87,10 @@ def test_refused_in_either_order() -> None:
 
 
 def test_refused_when_it_is_unfrozen() -> None:
-    for told in run_ranks(frozen_at_first, 2, timeout_s=300):
+    for told in run_ranks(frozen_at_first, 2):
         assert "the gradient of 1.weight is taken by swap_optimizer" in told
 
 
 @pytest.mark.filterwarnings("error")
 def test_parts_may_be_offloaded() -> None:
-    assert run_ranks(parts_may_be_offloaded, 2, timeout_s=300) == ["", ""]
+    assert run_ranks(parts_may_be_offloaded, 2) == ["", ""]

@@ -140,9 +140,9 @@ class _Ranks:
 
     def _behind(self, failed: int, codes: Sequence[int | None]) -> bool:
         """Whether a rank still runs that has not begun the last that `failed` began."""
-        begun = list(_told(self._folder, failed))[-1:]
+        begun = list(_told(self._folder, failed))
         running = [rank for rank, code in enumerate(codes) if code is None]
-        return any(name not in _told(self._folder, rank) for name in begun for rank in running)
+        return bool(begun) and any(begun[-1] not in _told(self._folder, rank) for rank in running)
 
     def _progress(self) -> int:
         return sum(path.stat().st_size for path in self._folder.glob("*.jsonl"))

@@ -54,6 +54,7 @@ def accumulated_in_segments(rank: int, world: int) -> None:
             assert handle.report()["backwards"] == step + 1
             for parameter, wanted in zip(model.parameters(), sums(plain, world, step), strict=True):
                 assert parameter.grad is not None
+                # Parts come one by one in segments, and four ranks add up in an order of theirs.
                 torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -71,6 +72,7 @@ def accumulated_in_segments_and_scattered(rank: int, world: int) -> None:
             for parameter, grad in zip(plain.parameters(), grads, strict=True):
                 parameter.sub_(grad, alpha=1e-4)
     for parameter, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        # Four ranks add up in an order of theirs.
         torch.testing.assert_close(parameter, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -109,6 +111,7 @@ def accumulated_in_segments_and_then_without(rank: int, world: int) -> None:
             )
             wanted = [a + b for a, b in zip(wanted, grads, strict=True)]
     for part, one in zip(found, wanted, strict=True):
+        # Added up on each rank first, and there all one by one: another order of adding.
         torch.testing.assert_close(part, one, rtol=1e-5, atol=1e-4)
 
 

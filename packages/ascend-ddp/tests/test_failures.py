@@ -80,7 +80,7 @@ def survive(net: nn.Module, handle: object) -> None:
 
 def said(program: object, *arguments: object) -> dict[int, str]:
     with pytest.raises(RanksFailedError) as caught:
-        run_ranks(program, 3, *arguments, timeout_s=300)  # type: ignore[arg-type]
+        run_ranks(program, 3, *arguments)  # type: ignore[arg-type]
     failures = caught.value.failures.items()
     return {rank: text.partition("AssertionError: ")[2] for rank, text in failures}
 

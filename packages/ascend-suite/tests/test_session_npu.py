@@ -37,7 +37,6 @@ def said(model: str, hbm: str, *number: str) -> list[str]:
 
 
 def test_out_of_memory_names_a_plan_that_fits() -> None:
-    pytest.importorskip("ascend_suite.suggestion", reason="needs the estimate")
     first, *notes = said("gpt", "96M")
     assert first == "out of memory"
     [note] = [note for note in notes if note.startswith("ascend-suite: ")]
@@ -52,7 +51,6 @@ def test_out_of_memory_names_a_plan_that_fits() -> None:
 
 
 def test_out_of_memory_in_an_optimizer_names_a_plan_that_fits() -> None:
-    pytest.importorskip("ascend_suite.suggestion", reason="needs the estimate")
     first, second, *notes = said("wide", "256M")
     assert (first, second) == ("backward", "out of memory")
     named = re.search(

@@ -18,7 +18,7 @@ from ascend_core.errors import ConfigError
 from ascend_ddp._bucket import Bucket
 from ascend_ddp._fillers import Fillers
 from ascend_ddp._parameters import Parameters
-from ascend_ddp._plan import Size, digest, plan_buckets
+from ascend_ddp._plan import Size, plan_buckets
 from ascend_ddp._ranks import Ranks
 from ascend_ddp._tally import TallyResult
 from ascend_ddp.config import DDPConfig
@@ -84,7 +84,7 @@ class Buckets:
         parameters, config = self._parameters, self._config
         sizes = {i: self._size(i) for i in self._wanted(unsent)}
         plans = plan_buckets(sizes, self._order, config.bucket_bytes, self._ranks.size)
-        mine = digest(sizes, plans, repr(config))
+        mine = repr((sorted(sizes.items()), plans, config))
         self._ranks.compare(mine, self.device, f"{len(sizes)} parameters")
         self._all = []  # before new ones take memory
         ranks = self._ranks.size if config.mode == "reduce-scatter" else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 import torch
@@ -87,10 +86,8 @@ def _compare_buffers(chunk: nn.Module, ranks: Ranks, device: torch.device) -> No
         name: (tuple(buffer.shape), str(buffer.dtype), tuple(_once(buffer).shape))
         for name, buffer in chunk.named_buffers()
     }
-    digest = hashlib.sha256(repr(list(buffers.items())).encode()).digest()
-    mine = int.from_bytes(digest[:8], "little") >> 1
-    names = f"{len(buffers)} buffers"
-    other = ranks.first_other(mine, device, "the buffers of the other ranks", names)
+    what, names = "the buffers of the other ranks", f"{len(buffers)} buffers"
+    other = ranks.first_other(repr(buffers), device, what, names)
     if other is None:
         return
     mine_are = ", ".join(f"{name} {list(shape)}" for name, (shape, *_) in buffers.items())

@@ -8,11 +8,10 @@ parameter that it cuts: torch's fused optimizers round the elements off that gri
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["GRID", "BucketPlan", "Size", "Slot", "digest", "plan_buckets"]
+__all__ = ["GRID", "BucketPlan", "Size", "Slot", "plan_buckets"]
 
 GRID = 64
 
@@ -91,9 +90,3 @@ def _laid_out(indices: Sequence[int], sizes: Mapping[int, Size], ranks: int) -> 
 
 def _rounded(number: int, step: int) -> int:
     return -(-number // step) * step
-
-
-def digest(sizes: Mapping[int, Size], buckets: Sequence[BucketPlan], options: str) -> int:
-    """A number of 63 bits that ranks with another plan do not have."""
-    text = repr((sorted(sizes.items()), tuple(buckets), options))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

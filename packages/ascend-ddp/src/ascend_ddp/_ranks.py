@@ -5,6 +5,7 @@ Every failure of a collective is a `CommunicationError` that says which rank wai
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -126,8 +127,7 @@ class Ranks:
         Args:
             device: On which they talk otherwise.
         """
-        host = torch.device("cpu")
-        return host if host in self._connected._device_types else device
+        return self.within_reach(torch.device("cpu"), device)
 
     def within_reach(self, device: torch.device, other: torch.device) -> torch.device:
         """A device, if the group sends from there, and another one otherwise."""
@@ -141,16 +141,16 @@ class Ranks:
         assert group is not None
         return group
 
-    def compare(self, mine: int, device: torch.device, names: str) -> None:
+    def compare(self, mine: str, device: torch.device, names: str) -> None:
         """Refuse ranks with different plans.
 
         Args:
-            mine: A number of 63 bits that ranks with another plan do not have.
+            mine: A text that ranks with another plan do not have.
             device: On which ranks talk.
             names: What the plan is about.
 
         Raises:
-            ConfigError: When another rank has another number.
+            ConfigError: When another rank has another text.
             CommunicationError: When a rank does not answer.
         """
         other = self.first_other(mine, device, "the plan of the other ranks", names)
@@ -164,13 +164,13 @@ class Ranks:
             "same parameters.",
         )
 
-    def first_other(self, mine: int, device: torch.device, what: str, names: str) -> int | None:
-        """The first rank that has another number than the first one.
+    def first_other(self, mine: str, device: torch.device, what: str, names: str) -> int | None:
+        """The first rank that has another text than the first one.
 
         Args:
-            mine: A number of 63 bits.
+            mine: The text of this rank.
             device: On which ranks talk.
-            what: What the number is made of, for errors.
+            what: What the text is about, for errors.
             names: What that holds.
 
         Returns:
@@ -179,9 +179,10 @@ class Ranks:
         Raises:
             CommunicationError: When a rank does not answer.
         """
+        digest = int.from_bytes(hashlib.sha256(mine.encode()).digest()[:8], "little") >> 1
         all_numbers = torch.zeros(self.size, len(_SHIFTS), dtype=torch.int32, device=device)
         for place, shift in enumerate(_SHIFTS):
-            all_numbers[self.number, place] = mine >> shift & _MASK
+            all_numbers[self.number, place] = digest >> shift & _MASK
         self._sum(all_numbers, what, names)
         numbers = all_numbers.tolist()
         return next((rank for rank, one in enumerate(numbers) if one != numbers[0]), None)

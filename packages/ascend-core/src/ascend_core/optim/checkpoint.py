@@ -34,14 +34,14 @@ def state_of(slot: Slot, home: Home) -> dict[str, torch.Tensor]:
 
 
 def for_wrapped(
-    slot: Slot, state: Mapping[str, torch.Tensor], *, device: torch.device | None = None
+    slot: Slot, state: Mapping[str, torch.Tensor], *, device: torch.device | None
 ) -> dict[str, torch.Tensor]:
     """A copy of a parameter's state, where and at the dtype at which the wrapped optimizer has it.
 
     Args:
         slot: Of the parameter.
         state: What is kept for it.
-        device: Where all of it is to be instead.
+        device: Where all of it is to be instead; None for where that optimizer has it.
     """
     parameter = slot.parameter
     kept = {}

@@ -310,8 +310,15 @@ class WindowedOptimizer(optim.Optimizer):
         """The state as the wrapped optimizer keeps it."""
         state = self.state
         slots = [slot for slot in self._roster.slots if slot.parameter in state]
+
+        def given(device: torch.device | None) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+            return {
+                slot.parameter: for_wrapped(slot, state[slot.parameter], device=device)
+                for slot in slots
+            }
+
         with contextlib.suppress(torch.OutOfMemoryError):
-            return {slot.parameter: for_wrapped(slot, state[slot.parameter]) for slot in slots}
+            return given(None)
         warnings.warn(
             f"the state of {type(self._inner).__name__} has no room on {slots[0].parameter.device} "
             "and was given back in host memory: state_dict() has it, and before the next step "
@@ -319,10 +326,7 @@ class WindowedOptimizer(optim.Optimizer):
             UserWarning,
             stacklevel=3,
         )
-        host = torch.device("cpu")
-        return {
-            slot.parameter: for_wrapped(slot, state[slot.parameter], device=host) for slot in slots
-        }
+        return given(torch.device("cpu"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WindowedOptimizer:
         raise _refused_copy("copied", "deepcopy")
